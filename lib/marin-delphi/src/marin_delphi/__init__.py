@@ -1,0 +1,1 @@
+"""marin_delphi."""

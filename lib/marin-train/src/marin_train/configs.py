@@ -1,0 +1,151 @@
+"""Configurations: one frozen dataclass a concern, complete and serialisable, free of jax.
+
+A run is a `TrainConfig` and an output directory; nothing else changes the result. Importing this module costs no
+jax, so that experiments can state, digest and plan a run without paying for the runtime. Every check that needs
+only the configuration happens in ``__post_init__`` and names field, value and fix.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from marin_train.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """A decoder-only transformer. ``head_dim`` is free: it need not be ``hidden_dim / num_heads``."""
+
+    vocab_size: int
+    hidden_dim: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    max_seq_len: int
+    family: str = "llama"
+    rope_theta: float = 500_000.0
+    norm_eps: float = 1e-5
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "max_seq_len"):
+            _positive(self, name)
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"ModelConfig.num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"ModelConfig.head_dim={self.head_dim} must be even: rotary embeddings turn pairs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW (Loshchilov and Hutter 2019); decay touches only parameters whose role in the table is a matrix."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate: float = 3e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "learning_rate")
+        _positive(self, "eps")
+        _positive(self, "clip_norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Warm-up, stable, decay (WSD): fractions of the run's steps; linear to ``final_ratio`` of the peak."""
+
+    name: Literal["wsd"] = "wsd"
+    warmup: float = 0.1
+    decay: float = 0.2
+    final_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.warmup and 0 <= self.decay and self.warmup + self.decay <= 1):
+            raise ConfigError(
+                f"ScheduleConfig.warmup={self.warmup} and decay={self.decay} are fractions whose sum is at most 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """One token store in a mixture. ``name`` keys its permutation, so it outlives a move of ``path``."""
+
+    name: str
+    path: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is trained on: a weighted mixture of token stores, cut into sequences of ``seq_len`` predicted tokens."""
+
+    components: tuple[Component, ...]
+    seq_len: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _positive(self, "seq_len")
+        names = [c.name for c in self.components]
+        if not names:
+            raise ConfigError("DataConfig.components is empty; name at least one token store")
+        if len(set(names)) != len(names):
+            raise ConfigError(f"DataConfig.components has a name twice: {sorted(names)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Devices by axis. ``data=-1`` takes all that are there; the batch does not depend on it."""
+
+    data: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a run's result, and its cadence (which does not)."""
+
+    model: ModelConfig
+    data: DataConfig
+    steps: int
+    batch_size: int
+    """Sequences a step, over all devices."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    seed: int = 0
+    z_loss: float = 0.0
+    policy: str = "auto"
+    """``auto`` measures the machine once and records what it chose; or a policy's name, to pin it."""
+    checkpoint_seconds: float = 30.0
+    checkpoint_steps: int = 0
+    """A permanent checkpoint every so many steps; 0 keeps only the last ones and the final one."""
+    log_every: int = 10
+
+    def __post_init__(self) -> None:
+        _positive(self, "steps")
+        _positive(self, "batch_size")
+        if self.data.seq_len > self.model.max_seq_len:
+            raise ConfigError(
+                f"DataConfig.seq_len={self.data.seq_len} exceeds ModelConfig.max_seq_len={self.model.max_seq_len}"
+            )
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The configuration as plain JSON-able values; tuples become lists."""
+    return dataclasses.asdict(config)
+
+
+def _positive(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    if not value > 0:
+        raise ConfigError(f"{type(config).__name__}.{name}={value} must be positive")

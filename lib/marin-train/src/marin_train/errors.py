@@ -1,0 +1,31 @@
+"""The exception tree of marin-train; every error is a user's to read: it names the field, the value and the fix.
+
+    MarinTrainError
+    ├── ConfigError        a configuration that cannot be run (exit 2)
+    ├── TokenStoreError    a token store that is absent, damaged, or of another tokenizer (exit 2)
+    └── CheckpointError    a checkpoint that is absent, damaged, or of another run (exit 3)
+"""
+
+
+class MarinTrainError(Exception):
+    """Base of every error that marin-train raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(MarinTrainError, ValueError):
+    """A configuration that cannot be run."""
+
+    exit_code = 2
+
+
+class TokenStoreError(MarinTrainError):
+    """A token store that is absent, damaged, or written with another tokenizer."""
+
+    exit_code = 2
+
+
+class CheckpointError(MarinTrainError):
+    """A checkpoint that is absent, damaged, or belongs to another run."""
+
+    exit_code = 3
