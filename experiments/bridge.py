@@ -1,0 +1,188 @@
+"""Steps made of the wheels: the one place where zephyr, train and core meet.
+
+Each function here wraps one call of a wheel as a `step`: directories in, a directory out, a small record as the value.
+Heavy imports stay inside the bodies, so that stating and planning an experiment costs none of them.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from marin_core import Input, Out, Work, step
+from marin_train import Component, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+
+WORKERS = os.cpu_count() or 1
+
+
+@step()
+def normalize(out: Out, work: Work, raw: Input, *, documents: str = "row", text_field: str = "text") -> Any:
+    """Documents with stable ids and one schema; what cannot be one is kept in rejects/, with its reason."""
+    from marin_zephyr import text
+
+    return text.normalize(
+        str(raw.local() / "**" / "*"), out.local(), root=raw.local(), documents=documents, text_field=text_field,
+        workers=WORKERS, work_dir=work.local(),
+    )  # fmt: skip
+
+
+@step()
+def exact_dedup(out: Out, work: Work, documents: Input) -> Any:
+    """Of documents with equal text, the first."""
+    from marin_zephyr import text
+
+    return text.exact_dedup(documents.local(), out.local(), workers=WORKERS, work_dir=work.local())
+
+
+@step()
+def fuzzy_dedup(out: Out, work: Work, documents: Input, *, threshold: float = 0.8) -> Any:
+    """Of documents that share most of their n-grams, one."""
+    from marin_zephyr import text
+
+    return text.fuzzy_dedup(
+        documents.local(), out.local(), threshold=threshold, workers=WORKERS, work_dir=work.local()
+    )
+
+
+@step()
+def split(out: Out, work: Work, documents: Input, *, validation_fraction: float = 0.02, seed: int = 0) -> Any:
+    """Training and validation documents, told apart by the hash of their id."""
+    from marin_zephyr import text
+
+    return text.split(
+        documents.local(), out.local(), validation_fraction=validation_fraction, seed=seed,
+        workers=WORKERS, work_dir=work.local(),
+    )  # fmt: skip
+
+
+@step()
+def train_tokenizer(out: Out, documents: Input, *, vocab_size: int) -> Any:
+    """A byte-level BPE tokenizer, trained on the training documents alone."""
+    from marin_zephyr import tokens
+
+    return tokens.train_tokenizer(
+        documents.local() / "train", out.local() / "tokenizer.json", vocab_size=vocab_size
+    )
+
+
+@step()
+def tokenize(out: Out, documents: Input, tokenizer: Input, *, part: str) -> Any:
+    """A token store of one side of the split."""
+    from marin_zephyr import tokens
+
+    return tokens.tokenize(
+        documents.local() / part, out.local(), tokenizer=tokenizer.local() / "tokenizer.json", workers=WORKERS
+    )
+
+
+@step(retries=0)
+def train(
+    out: Out,
+    work: Work,
+    tokens: Input,
+    *,
+    model: ModelConfig,
+    optimizer: OptimizerConfig,
+    steps: int,
+    batch_size: int,
+    seq_len: int,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """A language model, trained in JAX; a killed run goes on from its last checkpoint."""
+    import marin_train
+
+    data = DataConfig(components=(Component(name="corpus", path=str(tokens.local())),), seq_len=seq_len, seed=seed)
+    config = TrainConfig(
+        model=model, data=data, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=seed
+    )
+    result = marin_train.train(config, out_dir=work.local())
+    shutil.copytree(result.checkpoint, out.local() / "checkpoint")
+    for name in ("metrics.jsonl", "summary.json"):
+        shutil.copy(work.local() / name, out.local() / name)
+    return json.loads((out.local() / "summary.json").read_text())
+
+
+@step()
+def evaluate(model: Input, tokens: Input) -> dict[str, Any]:
+    """Loss and bits/byte on the validation store, each token scored once."""
+    import marin_train
+
+    return dataclasses.asdict(marin_train.evaluate(model.local() / "checkpoint", tokens.local()))
+
+
+@step()
+def baselines(documents: Input, train_tokens: Input, validation_tokens: Input) -> dict[str, float]:
+    """Codes that need no training, on the same validation bytes: what a model has to beat."""
+    import numpy as np
+    from baselines import byte_entropy, unigram_bits, zstd_bits
+    from marin_zephyr import TokenStore
+
+    texts = list(_texts(documents.local() / "validation"))
+    train, validation = TokenStore.open(train_tokens.local()), TokenStore.open(validation_tokens.local())
+    counts = [
+        np.bincount(store.tokens(0, store.num_tokens), minlength=train.vocab_size) for store in (train, validation)
+    ]
+    return {
+        "zstd -19": zstd_bits(texts),
+        "token unigram": unigram_bits(*counts, num_bytes=validation.num_bytes),
+        "order-0 bytes": byte_entropy(texts),
+    }
+
+
+@step()
+def compare(evaluation: dict[str, Any], baselines: dict[str, float]) -> dict[str, Any]:
+    """The model beside the baselines, in bits per byte of the validation text."""
+    return {"bits_per_byte": {"model": evaluation["bits_per_byte"], **baselines}}
+
+
+@step()
+def sample(
+    out: Out, model: Input, *, prompts: tuple[str, ...], max_new_tokens: int = 96, temperature: float = 0.8, seed: int = 0
+) -> list[dict[str, str]]:
+    """What the model says after each prompt."""
+    import marin_train
+
+    texts = marin_train.generate(
+        model.local() / "checkpoint", list(prompts), max_new_tokens=max_new_tokens, temperature=temperature, seed=seed
+    )
+    samples = [{"prompt": prompt, "text": text} for prompt, text in zip(prompts, texts, strict=True)]
+    (out.local() / "samples.json").write_text(json.dumps(samples, indent=2, ensure_ascii=False))
+    return samples
+
+
+@step()
+def download(out: Out, *, dataset: str, revision: str | None, split: str, num_documents: int) -> int:
+    """The first documents of a dataset on the Hugging Face hub, at a pinned revision, as jsonl."""
+    from marin_zephyr.errors import MissingExtraError, ZephyrError
+
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError("a dataset from the hub needs an extra: add `--extra hf` after `uv run`") from None
+    try:
+        rows = datasets.load_dataset(dataset, revision=revision, split=split, streaming=True)
+        return _write_jsonl(out.local() / "documents.jsonl", itertools.islice(rows, num_documents))
+    except (OSError, ValueError) as error:
+        raise ZephyrError(f"{dataset} at {revision} cannot be loaded ({error}); is the hub reachable?") from error
+
+
+def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            file.write(json.dumps({"text": row["text"]}, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def _texts(directory: Path) -> Iterator[bytes]:
+    """UTF-8 text of every document of a directory of parquet files, in order."""
+    import pyarrow.parquet as pq
+
+    for path in sorted(directory.glob("*.parquet")):
+        for batch in pq.ParquetFile(path).iter_batches(columns=["text"]):
+            yield from (text.encode() for text in batch.column("text").to_pylist())

@@ -1,0 +1,139 @@
+"""Every check of the project, as sessions; `uv run --only-group dev nox -s tests` is the README's test command.
+
+Locked sessions take versions from ``uv.lock`` (as constraints), `wheel` installs one built wheel **alone**, `minimums`
+takes the lowest versions that the wheels allow. Nothing ever asks an index for a sibling: they are named by path.
+"""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import nox
+
+nox.options.default_venv_backend = "uv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["lint", "typecheck", "layering", "wheel", "tests"]
+
+ROOT = Path(__file__).parent
+PACKAGES = ("core", "zephyr", "rigging", "train", "delphi")
+EXTRAS = ("hf",)
+
+
+def export(session: nox.Session, *options: str) -> str:
+    """A requirements file out of the lock file, for ``-r`` or ``-c``."""
+    path = Path(session.create_tmp()).resolve() / f"{'-'.join(o.strip('-') for o in options)}.txt"
+    session.run_install(
+        *("uv", "export", "--frozen", "--quiet", "--no-hashes", "--no-emit-workspace", *options, "-o", str(path)),
+        external=True,
+        silent=True,
+    )
+    return str(path)
+
+
+def locked(session: nox.Session) -> list[str]:
+    """The constraint that pins everything the lock file knows."""
+    return ["-c", export(session, "--all-packages", "--all-groups", "--all-extras")]
+
+
+def members(*packages: str) -> list[str]:
+    """Editable installs of the named wheels from this tree."""
+    return [part for p in packages for part in ("-e", f"lib/marin-{p}")]
+
+
+def pytest(session: nox.Session, *arguments: str, cwd: Path = ROOT) -> None:
+    """Runs pytest with a fixed hash seed and no accelerator, from ``cwd``."""
+    with session.chdir(cwd):
+        session.run("python", "-m", "pytest", *arguments, env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"})
+
+
+@nox.session
+@nox.parametrize("package", [*PACKAGES, "whole"], ids=[*PACKAGES, "whole"])
+def tests(session: nox.Session, package: str) -> None:
+    """One wheel's tests, or (whole) those that look at all of them together."""
+    chosen = PACKAGES if package == "whole" else (package,)
+    session.install(*locked(session), "-r", export(session, "--only-group", "test"), *members(*chosen))
+    where = ROOT if package == "whole" else ROOT / "lib" / f"marin-{package}"
+    pytest(session, "tests", *session.posargs, cwd=where)
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def wheel(session: nox.Session, package: str) -> None:
+    """Builds one wheel, installs it alone in a clean environment, and runs its tests outside this tree."""
+    with tempfile.TemporaryDirectory() as scratch:
+        session.run_install("uv", "build", "--quiet", "--package", f"marin-{package}", "-o", scratch, external=True)
+        (built,) = Path(scratch).glob("*.whl")
+        session.install(*locked(session), "-r", export(session, "--only-group", "test"))
+        session.install(*locked(session), "--reinstall-package", f"marin-{package}", str(built))
+        absent = [f"marin_{p}" for p in PACKAGES if p != package] + ([] if package == "train" else ["jax"])
+        probe = "import importlib.util as u, sys; found = [m for m in sys.argv[1:] if u.find_spec(m)]; sys.exit(str(found) if found else 0)"
+        session.run("python", "-I", "-c", probe, *absent)
+        copied = Path(scratch) / "tests"
+        shutil.copytree(ROOT / "lib" / f"marin-{package}" / "tests", copied, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "lib" / f"marin-{package}" / "pyproject.toml", scratch)
+        pytest(session, "tests", *session.posargs, cwd=Path(scratch))
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def minimums(session: nox.Session, package: str) -> None:
+    """The wheel's tests against the lowest versions that it declares."""
+    session.install("--resolution", "lowest-direct", "-r", export(session, "--only-group", "test"), *members(package))
+    pytest(session, "tests", *session.posargs, cwd=ROOT / "lib" / f"marin-{package}")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff: rules and format."""
+    session.install("-r", export(session, "--only-group", "lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Pyrefly over all sources, tests and experiments."""
+    session.install(*locked(session), "-r", export(session, "--only-group", "typecheck"), *members(*PACKAGES))
+    session.run("pyrefly", "check", "--summarize-errors")
+
+
+@nox.session
+def layering(session: nox.Session) -> None:
+    """Who may import whom (import-linter), what is declared (deptry), and how long an import takes."""
+    session.install(*locked(session), "-r", export(session, "--only-group", "layering"), *members(*PACKAGES))
+    session.run("lint-imports")
+    for package in PACKAGES:
+        with session.chdir(ROOT / "lib" / f"marin-{package}"):
+            session.run("deptry", "src")
+    session.run("python", "bench/imports.py", "--check")
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Wheels and source archives of all five into dist/."""
+    session.run_install("uv", "build", "--all-packages", "-o", "dist", external=True)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation; a warning, or a public name without a docstring, fails it."""
+    session.install(*locked(session), "-r", export(session, "--only-group", "docs"), *members(*PACKAGES))
+    session.run("python", "docs/undocumented.py")
+    session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Every measurement under bench/, as tables with ratios; names one to run it alone: `-- imports`."""
+    session.install(*locked(session), "-r", export(session, "--only-group", "bench"), *members(*PACKAGES))
+    names = session.posargs or sorted(p.stem for p in (ROOT / "bench").glob("*.py"))
+    for name in names:
+        session.run("python", f"bench/{name}.py", env={"JAX_PLATFORMS": "cpu"})
+
+
+@nox.session(venv_backend="none")
+def quickstart(session: nox.Session) -> None:
+    """The main job by the README's own command; arguments after ``--`` are its flags."""
+    session.run("uv", "run", "experiments/quickstart.py", *session.posargs, external=True, env={**os.environ})
