@@ -68,10 +68,12 @@ def wheel(session: nox.Session, package: str) -> None:
         session.install(*locked(session), "-r", export(session, "--only-group", "test"))
         session.install(*locked(session), "--reinstall-package", f"marin-{package}", str(built))
         absent = [f"marin_{p}" for p in PACKAGES if p != package] + ([] if package == "train" else ["jax"])
-        probe = "import importlib.util as u, sys; found = [m for m in sys.argv[1:] if u.find_spec(m)]; sys.exit(str(found) if found else 0)"
+        probe = "import importlib.util as u, sys; sys.exit(' '.join(m for m in sys.argv[1:] if u.find_spec(m)) or 0)"
         session.run("python", "-I", "-c", probe, *absent)
         copied = Path(scratch) / "tests"
-        shutil.copytree(ROOT / "lib" / f"marin-{package}" / "tests", copied, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "lib" / f"marin-{package}" / "tests", copied, ignore=shutil.ignore_patterns("__pycache__")
+        )
         shutil.copy(ROOT / "lib" / f"marin-{package}" / "pyproject.toml", scratch)
         pytest(session, "tests", *session.posargs, cwd=Path(scratch))
 

@@ -11,7 +11,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from marin_core import Input, Out, Work, step
 from marin_train import Component, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -20,62 +20,80 @@ WORKERS = os.cpu_count() or 1
 
 
 @step()
-def normalize(out: Out, work: Work, raw: Input, *, documents: str = "row", text_field: str = "text") -> Any:
+def normalize(
+    out: Out,
+    work: Work,
+    raw: Input,
+    *,
+    files: tuple[str, ...] = (),
+    documents: Literal["row", "file"] = "row",
+    text_field: str = "text",
+) -> dict[str, Any]:
     """Documents with stable ids and one schema; what cannot be one is kept in rejects/, with its reason."""
     from marin_zephyr import text
 
-    return text.normalize(
-        str(raw.local() / "**" / "*"), out.local(), root=raw.local(), documents=documents, text_field=text_field,
-        workers=WORKERS, work_dir=work.local(),
+    root = raw.local()
+    inputs = [root / name for name in files] or sorted(p for p in root.rglob("*") if p.is_file())
+    return _counts(
+        text.normalize(
+            inputs, out.local(), root=root, documents=documents, text_field=text_field, workers=WORKERS,
+            work_dir=work.local(),
+        )
     )  # fmt: skip
 
 
 @step()
-def exact_dedup(out: Out, work: Work, documents: Input) -> Any:
+def exact_dedup(out: Out, work: Work, documents: Input) -> dict[str, Any]:
     """Of documents with equal text, the first."""
     from marin_zephyr import text
 
-    return text.exact_dedup(documents.local(), out.local(), workers=WORKERS, work_dir=work.local())
+    return _counts(text.exact_dedup(documents.local(), out.local(), workers=WORKERS, work_dir=work.local()))
 
 
 @step()
-def fuzzy_dedup(out: Out, work: Work, documents: Input, *, threshold: float = 0.8) -> Any:
+def fuzzy_dedup(out: Out, work: Work, documents: Input, *, threshold: float = 0.8) -> dict[str, Any]:
     """Of documents that share most of their n-grams, one."""
     from marin_zephyr import text
 
-    return text.fuzzy_dedup(
-        documents.local(), out.local(), threshold=threshold, workers=WORKERS, work_dir=work.local()
+    return _counts(
+        text.fuzzy_dedup(documents.local(), out.local(), threshold=threshold, workers=WORKERS, work_dir=work.local())
     )
 
 
 @step()
-def split(out: Out, work: Work, documents: Input, *, validation_fraction: float = 0.02, seed: int = 0) -> Any:
+def split(
+    out: Out, work: Work, documents: Input, *, validation_fraction: float = 0.02, seed: int = 0
+) -> dict[str, Any]:
     """Training and validation documents, told apart by the hash of their id."""
     from marin_zephyr import text
 
-    return text.split(
-        documents.local(), out.local(), validation_fraction=validation_fraction, seed=seed,
-        workers=WORKERS, work_dir=work.local(),
+    return _counts(
+        text.split(
+            documents.local(), out.local(), validation_fraction=validation_fraction, seed=seed,
+            workers=WORKERS, work_dir=work.local(),
+        )
     )  # fmt: skip
 
 
 @step()
-def train_tokenizer(out: Out, documents: Input, *, vocab_size: int) -> Any:
+def train_tokenizer(out: Out, documents: Input, *, vocab_size: int) -> dict[str, Any]:
     """A byte-level BPE tokenizer, trained on the training documents alone."""
     from marin_zephyr import tokens
 
-    return tokens.train_tokenizer(
-        documents.local() / "train", out.local() / "tokenizer.json", vocab_size=vocab_size
+    return _counts(
+        tokens.train_tokenizer(documents.local() / "train", out.local() / "tokenizer.json", vocab_size=vocab_size)
     )
 
 
 @step()
-def tokenize(out: Out, documents: Input, tokenizer: Input, *, part: str) -> Any:
+def tokenize(out: Out, documents: Input, tokenizer: Input, *, part: str) -> dict[str, Any]:
     """A token store of one side of the split."""
     from marin_zephyr import tokens
 
-    return tokens.tokenize(
-        documents.local() / part, out.local(), tokenizer=tokenizer.local() / "tokenizer.json", workers=WORKERS
+    return _counts(
+        tokens.tokenize(
+            documents.local() / part, out.local(), tokenizer=tokenizer.local() / "tokenizer.json", workers=WORKERS
+        )
     )
 
 
@@ -91,13 +109,14 @@ def train(
     batch_size: int,
     seq_len: int,
     seed: int = 0,
+    policy: str = "auto",
 ) -> dict[str, Any]:
     """A language model, trained in JAX; a killed run goes on from its last checkpoint."""
     import marin_train
 
     data = DataConfig(components=(Component(name="corpus", path=str(tokens.local())),), seq_len=seq_len, seed=seed)
     config = TrainConfig(
-        model=model, data=data, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=seed
+        model=model, data=data, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=seed, policy=policy
     )
     result = marin_train.train(config, out_dir=work.local())
     shutil.copytree(result.checkpoint, out.local() / "checkpoint")
@@ -118,13 +137,15 @@ def evaluate(model: Input, tokens: Input) -> dict[str, Any]:
 def baselines(documents: Input, train_tokens: Input, validation_tokens: Input) -> dict[str, float]:
     """Codes that need no training, on the same validation bytes: what a model has to beat."""
     import numpy as np
+
     from baselines import byte_entropy, unigram_bits, zstd_bits
     from marin_zephyr import TokenStore
 
     texts = list(_texts(documents.local() / "validation"))
     train, validation = TokenStore.open(train_tokens.local()), TokenStore.open(validation_tokens.local())
     counts = [
-        np.bincount(store.tokens(0, store.num_tokens), minlength=train.vocab_size) for store in (train, validation)
+        np.bincount(store.tokens(0, store.num_tokens), minlength=train.manifest.vocab_size)
+        for store in (train, validation)
     ]
     return {
         "zstd -19": zstd_bits(texts),
@@ -141,7 +162,13 @@ def compare(evaluation: dict[str, Any], baselines: dict[str, float]) -> dict[str
 
 @step()
 def sample(
-    out: Out, model: Input, *, prompts: tuple[str, ...], max_new_tokens: int = 96, temperature: float = 0.8, seed: int = 0
+    out: Out,
+    model: Input,
+    *,
+    prompts: tuple[str, ...],
+    max_new_tokens: int = 96,
+    temperature: float = 0.8,
+    seed: int = 0,
 ) -> list[dict[str, str]]:
     """What the model says after each prompt."""
     import marin_train
@@ -168,6 +195,12 @@ def download(out: Out, *, dataset: str, revision: str | None, split: str, num_do
         return _write_jsonl(out.local() / "documents.jsonl", itertools.islice(rows, num_documents))
     except (OSError, ValueError) as error:
         raise ZephyrError(f"{dataset} at {revision} cannot be loaded ({error}); is the hub reachable?") from error
+
+
+def _counts(report: Any) -> dict[str, Any]:
+    """A report's numbers. Where the output lies and how fast it came are no part of a result that must repeat."""
+    passing = ("out_dir", "file", "seconds", "tokens_per_s", "num_parts_reused")
+    return {name: value for name, value in dataclasses.asdict(report).items() if name not in passing}
 
 
 def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:

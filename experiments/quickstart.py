@@ -44,6 +44,7 @@ def build(
     batch_size: int = 16,
     vocab_size: int = 8192,
     seed: int = 0,
+    policy: str = "auto",
 ) -> list[Step]:
     """From raw text to a language model that is trained, compared with baselines, and sampled.
 
@@ -54,9 +55,10 @@ def build(
         batch_size: sequences a step.
         vocab_size: tokens that the tokenizer learns.
         seed: of the model's initial values, the order of the data, and the samples.
+        policy: how a step is computed; "auto" measures which is fastest here.
     """
-    raw, documents = raw_files(corpus)
-    texts = normalize(raw, documents=documents)
+    raw = raw_files(corpus)
+    texts = normalize(raw.step, files=raw.files, documents=raw.documents)
     unique = exact_dedup(texts)
     distinct = fuzzy_dedup(unique)
     sides = split(distinct, seed=0)
@@ -71,6 +73,7 @@ def build(
         batch_size=batch_size,
         seq_len=256,
         seed=seed,
+        policy=policy,
     )
     score = compare(evaluate(model, validation_tokens), baselines(sides, train_tokens, validation_tokens))
     samples = sample(model, prompts=PROMPTS.get(corpus, ("The ", "In ", "A ")), seed=seed)

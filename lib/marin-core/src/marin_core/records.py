@@ -12,6 +12,7 @@ a prefix that is moved or copied elsewhere still reads. Times are seconds since 
 """
 
 import dataclasses
+import functools
 import json
 import typing
 from dataclasses import dataclass, field
@@ -22,7 +23,9 @@ from marin_core.errors import CorruptRecordError
 SCHEMA = 1
 
 Decision = Literal["run", "reuse", "accept", "refuse", "blocked", "unselected"]
-Outcome = Literal["succeeded", "reused", "failed", "blocked", "refused", "cancelled", "unselected", "pending", "running"]
+Outcome = Literal[
+    "succeeded", "reused", "failed", "blocked", "refused", "cancelled", "unselected", "pending", "running"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,8 @@ class Failure:
     type: str
     message: str
     traceback: str
+    exit_code: int | None = None
+    """Set when the exception marks a user's mistake: it is told in one line, and the process exits with this code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,10 @@ class StepRecord:
     value: Any
     committed_at: float
     seconds: float
+    inputs: dict[str, str] = field(default_factory=dict)
+    """Upstream address -> the output digest that this attempt read."""
+    epoch: int = 0
+    """Epoch of the lease under which it was committed."""
     schema: int = SCHEMA
 
     @property
@@ -173,22 +182,25 @@ def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:
             raise TypeError(f"expected an object, found {type(data).__name__}")
         if data.get("schema", SCHEMA) > SCHEMA:
             raise TypeError(f"schema {data['schema']} is newer than {SCHEMA}; upgrade marin-core")
-        return _build(kind, data)
+        return build(kind, data)
     except (ValueError, TypeError, KeyError) as e:
         raise CorruptRecordError(f"{where}: not a readable {kind.__name__} ({e})") from e
 
 
-def _build(kind: Any, data: Any) -> Any:
+_hints = functools.cache(typing.get_type_hints)
+
+
+def build(kind: Any, data: Any) -> Any:
     """Dataclasses, tuples and optionals from plain JSON, following the annotations."""
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):
             raise TypeError(f"{kind} wants an object, found {type(data).__name__}")
-        hints = typing.get_type_hints(kind)
-        return kind(**{f.name: _build(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.name in data})
+        hints = _hints(kind)
+        return kind(**{f.name: build(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.name in data})
     args = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
-        return tuple(_build(args[0], item) for item in data)
+        return tuple(build(args[0], item) for item in data)
     nested = [a for a in args if dataclasses.is_dataclass(a)]
     if data is not None and nested and type(None) in args:
-        return _build(nested[0], data)
+        return build(nested[0], data)
     return data

@@ -30,12 +30,19 @@ class ModelConfig:
     tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "mlp_dim", "max_seq_len"):
+        for name in (
+            "vocab_size",
+            "hidden_dim",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "mlp_dim",
+            "max_seq_len",
+        ):
             _positive(self, name)
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"ModelConfig.num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}"
-            )
+            raise ConfigError(f"ModelConfig.num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}")
         if self.head_dim % 2:
             raise ConfigError(f"ModelConfig.head_dim={self.head_dim} must be even: rotary embeddings turn pairs")
 

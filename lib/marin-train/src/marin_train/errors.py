@@ -1,9 +1,10 @@
 """The exception tree of marin-train; every error is a user's to read: it names the field, the value and the fix.
 
-    MarinTrainError
-    ├── ConfigError        a configuration that cannot be run (exit 2)
-    ├── TokenStoreError    a token store that is absent, damaged, or of another tokenizer (exit 2)
-    └── CheckpointError    a checkpoint that is absent, damaged, or of another run (exit 3)
+MarinTrainError
+├── ConfigError        a configuration that cannot be run (exit 2)
+├── ParameterError     a model and its parameter table disagree (a programming error)
+├── TokenStoreError    a token store that is absent, damaged, or of another tokenizer (exit 2)
+└── CheckpointError    a checkpoint that is absent, damaged, or of another run (exit 3)
 """
 
 
@@ -17,6 +18,10 @@ class ConfigError(MarinTrainError, ValueError):
     """A configuration that cannot be run."""
 
     exit_code = 2
+
+
+class ParameterError(MarinTrainError):
+    """A model and its parameter table disagree: a leaf is undeclared, declared twice, or missing."""
 
 
 class TokenStoreError(MarinTrainError):

@@ -1,0 +1,278 @@
+"""One attempt at a step: its directory, the request its body gets, what came of it, and the commit.
+
+    {address}/attempts/{n}/attempt.json   the record, from the moment the attempt begins
+    {address}/attempts/{n}/out/           what the body writes; nobody reads it before the commit
+    {address}/attempts/{n}/log.txt        the body's stdout and stderr
+    {address}/step.json                   the commit: the pointer to attempt n, swapped in under the lease
+
+A failed or killed attempt leaves its directory behind, which is never read as an output and never reused: the next
+attempt has the next number.
+"""
+
+import contextlib
+import getpass
+import json
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from marin_core import leases
+from marin_core.errors import PrefixError, UsageError
+from marin_core.graph import Node
+from marin_core.handles import Input, Out, Work
+from marin_core.identity import digest
+from marin_core.launchers import Job, JobStatus
+from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, to_json
+from marin_core.steps import Step, replace_steps
+from marin_core.store import Store, manifest
+
+_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """An attempt that has begun. ``directory`` is local: the attempt's own, or a staging one on a remote prefix."""
+
+    node: Node
+    record: AttemptRecord
+    lease: leases.Lease
+    directory: Path
+    inputs: dict[str, str]
+
+    @property
+    def address(self) -> str:
+        return self.node.address
+
+    @property
+    def key(self) -> str:
+        """The attempt's directory relative to the prefix."""
+        return f"{self.address}/attempts/{self.record.attempt}"
+
+    @property
+    def log(self) -> Path:
+        """Where the body's output goes."""
+        return self.directory / "log.txt"
+
+    @property
+    def job(self) -> Job:
+        """What a launcher is given."""
+        return Job(
+            name=f"{self.address}/{self.record.attempt}",
+            request=str(self.directory / "request.pickle"),
+            log=str(self.log),
+            resources=self.node.step.resources,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """What a body left: either a failure, or a value and the manifest of its output."""
+
+    failure: Failure | None = None
+    value: Any = None
+    files: tuple[FileEntry, ...] = ()
+
+
+def begin(
+    store: Store,
+    node: Node,
+    lease: leases.Lease,
+    *,
+    run_id: str,
+    reason: str,
+    arguments: Mapping[str, Any],
+    inputs: dict[str, str],
+) -> Attempt:
+    """Makes the attempt's directory, record and request.
+
+    Args:
+        store: the prefix.
+        node: the step.
+        lease: the lease that this attempt commits under.
+        run_id: the run that makes it.
+        reason: why it is made.
+        arguments: what the body gets, with `Input` and values in place of steps; `Out` and `Work` are added here.
+        inputs: output digest by upstream address.
+
+    Raises:
+        PrefixError: the prefix cannot be written.
+        UsageError: an argument cannot be sent to another process.
+    """
+    numbers = [int(n) for n in store.names(f"{node.address}/attempts") if n.isdigit()]
+    number = max(numbers, default=0) + 1
+    key = f"{node.address}/attempts/{number}"
+    directory = store.local / key if store.local else Path(tempfile.mkdtemp(prefix="marin-attempt-"))
+    record = AttemptRecord(
+        address=node.address,
+        attempt=number,
+        epoch=lease.epoch,
+        run_id=run_id,
+        state="running",
+        digests=Digests(
+            recipe=node.recipe_digest,
+            code=node.code.digest,
+            environment=node.environment,
+            inputs=digest([inputs[a] for a in node.upstream]),
+        ),
+        reason=reason,
+        started_at=time.time(),
+        ended_at=None,
+        host=leases.this_host().split(":")[0],
+        user=user(),
+        pid=os.getpid(),
+        log=f"{key}/log.txt",
+    )
+    attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs)
+    store.write(f"{key}/attempt.json", to_json(record).encode(), durable=False)
+    with _told(store):
+        (directory / "out").mkdir(parents=True)
+        (directory / "request.pickle").write_bytes(_request(store, attempt, arguments))
+    return attempt
+
+
+def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any]) -> bytes:
+    node = attempt.node
+    passed = dict(arguments)
+    for name, role in node.step.function.roles.items():
+        if role == "out":
+            passed[name] = Out(store.child(f"{attempt.key}/out"), staging=str(attempt.directory / "out"))
+        elif role == "work":
+            if store.local is None:
+                raise UsageError(f"step {node.name}: Work needs a local prefix, not {store.url}")
+            passed[name] = Work(store.child(node.work_key), epoch=attempt.lease.epoch)
+            passed[name].claim()
+    function = node.step.function
+    main = sys.modules.get("__main__")
+    is_script = function.__module__ in ("__main__", "__mp_main__")
+    try:
+        packed = pickle.dumps(passed)
+    except (pickle.PicklingError, AttributeError, TypeError) as e:
+        raise UsageError(f"step {node.name}: its arguments cannot be sent to another process: {e}") from e
+    is_script = is_script or b"__main__" in packed or b"__mp_main__" in packed
+    request = {
+        "module": function.__module__,
+        "function": function.__qualname__,
+        "script": os.path.abspath(getattr(main, "__file__", None) or "") if is_script else None,  # noqa: PTH100
+        "arguments": packed,
+        "sys_path": tuple(p or str(Path.cwd()) for p in sys.path),
+        "result": str(attempt.directory / "result.json"),
+        "name": node.name,
+    }
+    return pickle.dumps(request)
+
+
+def arguments_for(step: Step, *, committed: Callable[[Step], str], value: Callable[[Step], Any]) -> dict[str, Any]:
+    """The arguments of a body: upstream steps replaced by `Input` or by their value, as the annotation says."""
+    roles = step.function.roles
+    return {
+        name: replace_steps(argument, (lambda s: Input(committed(s))) if roles.get(name) == "input" else value)
+        for name, argument in step.arguments.items()
+    }
+
+
+def examine(attempt: Attempt, status: JobStatus) -> Ended:
+    """What a body that has ended left behind; hashes its output. Slow for large outputs, so not for the event loop."""
+    result = attempt.directory / "result.json"
+    try:
+        data = json.loads(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return Ended(failure=_crash(attempt, status))
+    if not data["ok"]:
+        return Ended(failure=Failure(**data["failure"]))
+    if status.exit_code != 0:
+        return Ended(failure=_crash(attempt, status))
+    try:
+        return Ended(value=data["value"], files=manifest(attempt.directory / "out"))
+    except (OSError, PrefixError) as e:
+        return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
+
+
+def _crash(attempt: Attempt, status: JobStatus) -> Failure:
+    code = status.exit_code
+    if code is None:
+        message = "the launcher lost the body"
+    elif code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        message = "the body was killed by SIGKILL; if nobody did, the machine ran out of memory"
+    elif code < 0:
+        message = f"the body was killed by {signal.Signals(-code).name}"
+    else:
+        message = f"the body's process ended with exit code {code} and left no result"
+    return Failure(type="Crash", message=message, traceback=tail(attempt.log, _TAIL_LINES))
+
+
+def tail(log: Path, lines: int) -> str:
+    """The last lines of a log; of a line that rewrites itself with carriage returns, its last state."""
+    try:
+        with log.open("rb") as f:
+            f.seek(0, os.SEEK_END)
+            f.seek(max(0, f.tell() - 256 * lines - 256))
+            text = f.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    shown = [part for part in (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")) if part.strip()]
+    return "\n".join(shown[-lines:])
+
+
+def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
+    """Swaps the pointer to this attempt in, if the lease is still ours.
+
+    Raises:
+        LeaseLostError: another runner has taken the step over; nothing is committed.
+        PrefixError: the prefix cannot be written.
+    """
+    node, now = attempt.node, time.time()
+    if store.local is None:
+        store.upload(attempt.directory / "out", f"{attempt.key}/out")
+    record = StepRecord(
+        address=node.address,
+        name=node.name,
+        version=node.step.version,
+        attempt=attempt.record.attempt,
+        digests=attempt.record.digests,
+        recipe=node.recipe,
+        code=node.code.units,
+        upstream=tuple(node.upstream),
+        files=ended.files,
+        output_digest=digest([[f.path, f.size, f.sha256] for f in ended.files] + [ended.value]),
+        value=ended.value,
+        committed_at=now,
+        seconds=now - attempt.record.started_at,
+        inputs=attempt.inputs,
+        epoch=attempt.lease.epoch,
+    )
+    with leases.fenced(store, node.address, attempt.lease):
+        store.write(f"{node.address}/step.json", to_json(record).encode())
+    return record
+
+
+def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None = None) -> None:
+    """Enters the end of an attempt in its record and gives the lease back."""
+    record = replace(attempt.record, state=state, ended_at=time.time(), failure=failure)
+    try:
+        store.write(f"{attempt.key}/attempt.json", to_json(record).encode(), durable=False)
+        (attempt.directory / "request.pickle").unlink(missing_ok=True)
+    finally:
+        leases.release(store, attempt.address, attempt.lease)
+
+
+@contextlib.contextmanager
+def _told(store: Store) -> Generator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise store.error(e) from e
+
+
+def user() -> str:
+    """The user's name, or number where it has none."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return str(os.getuid())

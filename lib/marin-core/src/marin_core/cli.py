@@ -1,0 +1,281 @@
+"""The ``marin`` command: reads what runs have recorded, and plans or runs scripts.
+
+    marin run experiments/quickstart.py --steps 300
+    marin explain experiments/quickstart.py 'train*'
+    marin verify --deep
+
+SCRIPT is ``file.py`` or ``file.py:build``; what follows it goes to the script's own command line. The reading commands
+need no script: they know the prefix alone.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from marin_core.errors import CorruptRecordError, MarinCoreError, MissingOutputError, UsageError
+from marin_core.records import RunRecord, StepRecord, from_json
+from marin_core.store import Store, default_prefix
+
+SCRIPT_COMMANDS = ("run", "plan", "explain", "graph")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments and arguments[0] in SCRIPT_COMMANDS:
+            return _script_command(*arguments)
+        parsed = _parser().parse_args(arguments)
+        return parsed.command(parsed)
+    except MarinCoreError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return e.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="marin",
+        description="Plan, run and read graphs of recorded steps.",
+        epilog="example: marin run experiments/quickstart.py --steps 300; marin status",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, what in (
+        ("run", "bring a script's steps up to date"),
+        ("plan", "say what would run and why; run nothing"),
+        ("explain", "every digest and reason of a script's steps (SCRIPT [GLOB])"),
+        ("graph", "a script's steps and edges as Mermaid text"),
+    ):
+        commands.add_parser(name, help=what, usage=f"marin {name} SCRIPT[:build] [script's flags]")
+    _reader(commands, "status", status, "what the prefix holds: runs and committed steps", "marin status --json")
+    logs = _reader(commands, "logs", logs_of, "what a step's body printed", "marin logs train/0123456789ab")
+    logs.add_argument("address", help="a step's address, or its name for the newest")
+    logs.add_argument("--attempt", type=int, help="default: the newest")
+    report = _reader(commands, "report", report_of, "a run's page as one HTML file", "marin report --html run.html")
+    report.add_argument("run", nargs="?", help="run id; default: the newest")
+    report.add_argument("--html", required=True, metavar="FILE", help="where to write it")
+    verify = _reader(commands, "verify", verify_outputs, "check committed outputs", "marin verify --deep")
+    verify.add_argument("addresses", nargs="*", metavar="ADDRESS", help="default: all")
+    verify.add_argument("--deep", action="store_true", help="compare every file's sha256, not only sizes")
+    return parser
+
+
+def _reader(
+    commands: Any, name: str, command: Callable[[Any], int], what: str, example: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(name, help=what, description=what, epilog=f"example: {example}")
+    parser.set_defaults(command=command)
+    parser.add_argument("--prefix", default=default_prefix(), help="default: MARIN_PREFIX or .marin")
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    return parser
+
+
+# Commands on a script
+
+
+def _script_command(command: str, *rest: str) -> int:
+    if not rest or rest[0] in ("-h", "--help"):
+        print(
+            f"usage: marin {command} SCRIPT[:build] [script's flags]\nexample: marin {command} experiments/quickstart.py"
+        )
+        return 0 if rest else 2
+    from marin_core.script import run_script
+
+    script, *flags = rest
+    module, build = _load(script)
+    prog = f"marin {command} {script}"
+    if command == "run":
+        return run_script(build, flags, epilogue=getattr(module, "epilogue", None), prog=prog)
+    if command == "plan":
+        return run_script(build, [*flags, "--plan"], prog=prog)
+    glob = (flags.pop(0),) if command == "explain" and flags and not flags[0].startswith("-") else ("*",)
+    return _on_graph(command, build, flags, prog, glob)
+
+
+def _load(script: str) -> tuple[Any, Callable[..., Any]]:
+    """The script as a module, loaded as if it were run but without its ``__main__`` part, and its build function."""
+    from marin_core.launchers.worker import load_script
+
+    path, _, name = script.rpartition(":") if ".py:" in script else (script, "", "build")
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise UsageError(f"{path}: there is no such script")
+    sys.path.insert(0, str(file.parent))
+    module = load_script(str(file))
+    build = getattr(module, name or "build", None)
+    if not callable(build):
+        raise UsageError(f"{path} has no function {name or 'build'}(); name the one that returns steps as {path}:NAME")
+    return module, build
+
+
+def _on_graph(command: str, build: Callable[..., Any], flags: Sequence[str], prog: str, glob: tuple[str, ...]) -> int:
+    from marin_core.graph import lower
+    from marin_core.reasons import matches
+    from marin_core.script import parse
+
+    keywords, runner = parse(build, flags, prog=prog)
+    graph = lower(build(**keywords))
+    if command == "graph":
+        if runner.json:
+            print(json.dumps({"nodes": list(graph.addresses), "edges": [list(e) for e in graph.edges]}, indent=2))
+            return 0
+        number = {address: i for i, address in enumerate(graph.addresses)}
+        lines = [f'  s{i}["{address}"]' for address, i in number.items()]
+        print("\n".join(["graph TD", *lines, *(f"  s{number[a]} --> s{number[b]}" for a, b in graph.edges)]))
+        return 0
+    planned = [p for p in graph.plan(runner.prefix, options=runner.options()) if matches(glob, graph.nodes[p.address])]
+    if runner.json:
+        print(json.dumps([_explained(p, graph.nodes[p.address]) for p in planned], indent=2))
+        return 0
+    for p in planned:
+        explained = _explained(p, graph.nodes[p.address])
+        print(f"{p.address}\n  {p.decision}: {p.reason}")
+        for part in ("digests", "arguments", "code"):
+            print(*(f"  {part:<10} {name} = {value}" for name, value in explained[part].items()), sep="\n")
+    return 0
+
+
+def _explained(planned: Any, node: Any) -> dict[str, Any]:
+    """Everything that a decision rests on."""
+    from marin_core.reasons import flatten
+
+    return {
+        "address": planned.address,
+        "decision": planned.decision,
+        "reason": planned.reason,
+        "digests": {"recipe": node.recipe_digest, "code": node.code.digest, "environment": node.environment},
+        "arguments": flatten(node.recipe),
+        "code": node.code.units,
+    }
+
+
+# Commands on a prefix
+
+
+def status(parsed: argparse.Namespace) -> int:
+    """Newest runs and all committed steps."""
+    store = Store(parsed.prefix)
+    runs = [r for r in _runs(store) if isinstance(r, RunRecord)]
+    steps = list(_steps(store))
+    if parsed.json:
+        found = [{k: v for k, v in dataclasses.asdict(r).items() if k != "nodes"} for r in runs]
+        good = [s for s in steps if isinstance(s, StepRecord)]
+        entries = [
+            {"address": s.address, "seconds": s.seconds, "num_bytes": s.num_bytes, "value": s.value} for s in good
+        ]
+        corrupt = [str(s) for s in steps if isinstance(s, CorruptRecordError)]
+        print(json.dumps({"runs": found, "steps": entries, "corrupt": corrupt}, indent=2))
+        return 0
+    from marin_core.progress import seconds_text, size_text
+
+    for r in runs[-10:]:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r.started_at))
+        took = seconds_text(r.ended_at - r.started_at) if r.ended_at else "not ended"
+        print(f"{r.run_id}  {when}  {r.status:<10} {took:>12}  {len(r.nodes)} steps  {r.script}")
+    for s in steps:
+        if isinstance(s, StepRecord):
+            print(f"{s.address:<44} {seconds_text(s.seconds):>12} {len(s.files):>6} files {size_text(s.num_bytes):>10}")
+        else:
+            print(f"corrupt: {s}")
+    print(f"{len(steps)} committed steps, {len(runs)} runs under {store.url}")
+    return 0
+
+
+def logs_of(parsed: argparse.Namespace) -> int:
+    """The log of one attempt."""
+    store = Store(parsed.prefix)
+    address = parsed.address.rstrip("/")
+    if not store.names(f"{address}/attempts"):
+        named = [s for s in _steps(store) if isinstance(s, StepRecord) and s.name == address]
+        if not named:
+            raise MissingOutputError(f"{address}: no attempt at a step of this address or name under {store.url}")
+        address = max(named, key=lambda s: s.committed_at).address
+    numbers = [int(n) for n in store.names(f"{address}/attempts") if n.isdigit()]
+    number = parsed.attempt or max(numbers)
+    text = store.read(f"{address}/attempts/{number}/log.txt")
+    if text is None:
+        raise MissingOutputError(f"{address}: attempt {number} has no log; there are attempts {numbers}")
+    shown = text.decode("utf-8", errors="replace")
+    if parsed.json:
+        print(json.dumps({"address": address, "attempt": number, "log": shown}))
+    else:
+        sys.stdout.write(shown)
+    return 0
+
+
+def report_of(parsed: argparse.Namespace) -> int:
+    """The page of one run."""
+    from marin_core.report import write_report
+
+    store = Store(parsed.prefix)
+    if parsed.run is not None:
+        data = store.read(f"runs/{parsed.run}.json")
+        if data is None:
+            raise MissingOutputError(f"run {parsed.run}: no such run under {store.url}; marin status lists them")
+        record = from_json(RunRecord, data, where=f"runs/{parsed.run}.json")
+    else:
+        runs = [r for r in _runs(store) if isinstance(r, RunRecord)]
+        if not runs:
+            raise MissingOutputError(f"there is no run under {store.url}")
+        record = runs[-1]
+    path = write_report(record, store.url, parsed.html)
+    print(json.dumps({"run_id": record.run_id, "html": path}) if parsed.json else f"report: {path}")
+    return 0
+
+
+def verify_outputs(parsed: argparse.Namespace) -> int:
+    """Compares committed outputs with their manifests."""
+    store = Store(parsed.prefix)
+    wanted = [a.rstrip("/") for a in parsed.addresses]
+    bad: dict[str, list[str]] = {}
+    checked = 0
+    for found in _steps(store):
+        if isinstance(found, CorruptRecordError):
+            bad[str(found).split("/step.json")[0]] = ["corrupt record"]
+        elif not wanted or found.address in wanted or found.name in wanted:
+            checked += 1
+            damage = store.damage(f"{found.address}/attempts/{found.attempt}/out", found.files, deep=parsed.deep)
+            bad.update({found.address: damage} if damage else {})
+    if wanted and not checked and not bad:
+        raise MissingOutputError(f"{', '.join(wanted)}: no committed step of this address or name under {store.url}")
+    if parsed.json:
+        print(json.dumps({"checked": checked, "damaged": bad}, indent=2))
+    else:
+        print(
+            *(f"{address}: {what}" for address, damage in bad.items() for what in damage),
+            sep="\n",
+            end="\n" if bad else "",
+        )
+        print(f"{checked} steps checked, {len(bad)} damaged")
+    return 1 if bad else 0
+
+
+def _runs(store: Store) -> Iterator[RunRecord | CorruptRecordError]:
+    for name in store.names("runs"):
+        if name.endswith(".json"):
+            yield _read(store, f"runs/{name}", RunRecord)
+
+
+def _steps(store: Store) -> Iterator[StepRecord | CorruptRecordError]:
+    for key in store.find("step.json"):
+        yield _read(store, key, StepRecord)
+
+
+def _read(store: Store, key: str, kind: Any) -> Any:
+    try:
+        return from_json(kind, store.read(key) or b"", where=key)
+    except CorruptRecordError as e:
+        return e
+
+
+if __name__ == "__main__":
+    sys.exit(main())

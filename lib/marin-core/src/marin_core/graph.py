@@ -1,0 +1,162 @@
+"""Lowering: handles become a graph of nodes in topological order, each with its recipe, code and address.
+
+Iterative and linear: a chain of 10,000 steps lowers without recursion, and a step shared by many is encoded once. Two
+handles with one name and one recipe are one node. One address with two recipes is an error that names both.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marin_core import code, identity, sources
+from marin_core.errors import AddressCollisionError, UsageError
+from marin_core.steps import Step, find_steps
+
+if TYPE_CHECKING:
+    from marin_core.reasons import Options, Planned
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Node:
+    """One step of a graph, with all that can be known about it before anything runs."""
+
+    step: Step
+    address: str
+    recipe: dict[str, Any]
+    recipe_digest: str
+    code: code.Code
+    environment: str
+    upstream: Mapping[str, str]
+    """Address of each upstream step -> the parameter it is first passed to, in the order of the signature."""
+
+    @property
+    def name(self) -> str:
+        return self.step.name
+
+    @property
+    def work_key(self) -> str:
+        """Where the attempts that share recipe and code keep their work, relative to the prefix."""
+        return f"{self.address}/work/{identity.digest([self.recipe_digest, self.code.digest])[:12]}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Graph:
+    """Nodes by address, in topological order: an upstream step comes before its dependants."""
+
+    nodes: Mapping[str, Node]
+    targets: tuple[str, ...]
+    """Addresses of the steps that were asked for."""
+    handles: Mapping[Step, str]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All addresses in topological order."""
+        return tuple(self.nodes)
+
+    @property
+    def edges(self) -> tuple[tuple[str, str], ...]:
+        """Pairs (upstream address, dependant's address)."""
+        return tuple((up, node.address) for node in self.nodes.values() for up in node.upstream)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def plan(self, prefix: str | Path | None = None, *, options: "Options | None" = None) -> "tuple[Planned, ...]":
+        """What a run would do with each node and why; runs and writes nothing.
+
+        Args:
+            prefix: fsspec URL; default ``MARIN_PREFIX`` or ``./.marin``.
+            options: forced, accepted or selected steps.
+        """
+        from marin_core.reasons import Options, plan
+        from marin_core.store import Store
+
+        return plan(self, Store(prefix), options=options or Options())
+
+
+def lower(*handles: Any) -> Graph:
+    """Makes the graph of the given handles and all they depend on; nothing runs.
+
+    Args:
+        handles: steps, or lists, tuples and dicts of them.
+
+    Raises:
+        UsageError: there is no step among them.
+        EncodingError: an argument has no canonical encoding; names the path to it.
+        AddressCollisionError: two recipes claim one address; names both.
+    """
+    wanted = list(find_steps(handles))
+    if not wanted:
+        raise UsageError("there is no step to run: build() returned none")
+    nodes: dict[str, Node] = {}
+    recipes: dict[Step, str] = {}
+    addresses: dict[Step, str] = {}
+    reach = code.Reach()
+    for step in _topological(wanted):
+        node = _node(step, recipes, addresses, reach=reach)
+        known = nodes.setdefault(node.address, node)
+        if known.recipe_digest != node.recipe_digest:
+            raise _collision(known, node)
+        recipes[step], addresses[step] = node.recipe_digest, node.address
+    return Graph(nodes=nodes, targets=tuple(dict.fromkeys(addresses[s] for s in wanted)), handles=addresses)
+
+
+def _topological(wanted: list[Step]) -> Iterator[Step]:
+    """Depth first, upstream before dependants, in the order of the arguments; each step once."""
+    done: set[Step] = set()
+    for target in wanted:
+        stack = [(target, _upstream(target))]
+        while stack:
+            step, rest = stack[-1]
+            if step in done:
+                stack.pop()
+                continue
+            following = next((s for s in rest if s not in done), None)
+            if following is not None:
+                stack.append((following, _upstream(following)))
+            else:
+                done.add(step)
+                stack.pop()
+                yield step
+
+
+def _upstream(step: Step) -> Iterator[Step]:
+    return (s for value in step.arguments.values() for s in find_steps(value))
+
+
+def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, reach: code.Reach) -> Node:
+    recipe = identity.recipe_of(step, recipes.__getitem__, reach=reach)
+    recipe_digest = identity.digest(recipe)
+    upstream: dict[str, str] = {}
+    for parameter, value in step.arguments.items():
+        for other in find_steps(value):
+            upstream.setdefault(addresses[other], parameter)
+    function = step.function.function
+    return Node(
+        step=step,
+        address=f"{step.name}/{step.version or recipe_digest[:12]}",
+        recipe=recipe,
+        recipe_digest=recipe_digest,
+        code=reach.code_of(function),
+        environment=identity.environment_digest(_workspace_source(function)),
+        upstream=upstream,
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _workspace_source(function: Any) -> Path | None:
+    path = code.source_path(function)
+    return path if path is not None and sources.is_workspace(path) else None
+
+
+def _collision(first: Node, second: Node) -> AddressCollisionError:
+    from marin_core.reasons import recipe_changes
+
+    changes = "; ".join(recipe_changes(first.recipe, second.recipe)) or "their recipes differ"
+    functions = f"{first.recipe['function']} and {second.recipe['function']}"
+    fix = "another version" if first.step.version else "another name"
+    return AddressCollisionError(
+        f"{functions} both claim the address {first.address} ({changes}); give one of them {fix}"
+    )

@@ -1,0 +1,134 @@
+"""Out, Input and Work: the directories a step's body sees, whatever store lies under them.
+
+- `Out`    exists only for this attempt, is empty when the body starts, and counts only if the attempt is committed.
+- `Input`  is the committed output of an upstream step (or adopted data). It is never written.
+- `Work`   is shared by the attempts of one step as long as recipe and code stay the same: a place for checkpoints. It
+           is fenced: it remembers the highest epoch that opened it, and an attempt of an older epoch can only read.
+
+Each has ``url``, ``local()`` and ``open(name, mode)``. On a local prefix they are plain directories. On any other, an
+`Out` is staged on local disk and uploaded at commit, and an `Input` is fetched when ``local()`` is asked for.
+"""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from marin_core.errors import LeaseLostError, UsageError
+
+_EPOCH_FILE = ".epoch"
+
+
+@dataclass(frozen=True)
+class _Directory:
+    url: str
+    """Absolute local path, or fsspec URL."""
+
+    def __truediv__(self, name: str) -> Path:
+        return self.local() / name
+
+    def local(self) -> Path:
+        """The directory as a `pathlib.Path`."""
+        raise UsageError(f"{type(self).__name__} {self.url} has no local path")
+
+    def open(self, name: str, mode: str = "r") -> IO[Any]:
+        """Opens the file ``name`` (a relative path) within the directory; text is UTF-8."""
+        path = self.local() / _relative(name)
+        if "r" not in mode:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open(mode, encoding=None if "b" in mode else "utf-8")
+
+
+@dataclass(frozen=True)
+class Out(_Directory):
+    """A fresh directory for what this attempt produces.
+
+    Annotate a step's parameter with it; the runner passes it, callers never do.
+    """
+
+    staging: str = ""
+    """Local directory that stands for the output until it is uploaded; the output itself on a local prefix."""
+
+    def local(self) -> Path:
+        """The directory to write into."""
+        return Path(self.staging or self.url)
+
+
+@dataclass(frozen=True)
+class Input(_Directory):
+    """The committed output of an upstream step, to be read only."""
+
+    def local(self) -> Path:
+        """The directory; on a remote prefix fetched into a temporary one first."""
+        if "://" not in self.url:
+            return Path(self.url)
+        import fsspec
+
+        fs, path = fsspec.url_to_fs(self.url)
+        target = tempfile.mkdtemp(prefix="marin-input-")
+        for source in fs.find(path):
+            file = Path(target) / source[len(path) :].lstrip("/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fs.get_file(source, str(file))
+        return Path(target)
+
+    def open(self, name: str, mode: str = "r") -> IO[Any]:
+        """Opens a file of the input for reading; on a remote prefix without fetching the rest."""
+        if set(mode) - set("rbt"):
+            raise UsageError(f"Input.open({name!r}, {mode!r}): an input is read-only; write to the step's Out")
+        if "://" not in self.url:
+            return super().open(name, mode)
+        import fsspec
+
+        encoding = None if "b" in mode else "utf-8"
+        fs, path = fsspec.url_to_fs(f"{self.url}/{_relative(name)}")
+        return fs.open(path, mode, encoding=encoding)
+
+
+@dataclass(frozen=True)
+class Work(_Directory):
+    """A directory that the attempts of one recipe and code share: for a body that can resume."""
+
+    epoch: int = 0
+    """The lease epoch of this attempt; a later one fences it out."""
+
+    def claim(self) -> None:
+        """Enters this attempt's epoch as the newest. The runner does it before the body starts."""
+        path = Path(self.url)
+        path.mkdir(parents=True, exist_ok=True)
+        self.check()
+        (path / _EPOCH_FILE).write_text(f"{self.epoch}\n", encoding="ascii")
+
+    def check(self) -> None:
+        """Raises `LeaseLostError` if a later attempt has taken the directory over."""
+        try:
+            newest = int((Path(self.url) / _EPOCH_FILE).read_text(encoding="ascii"))
+        except (FileNotFoundError, ValueError):
+            return
+        if newest > self.epoch:
+            raise LeaseLostError(
+                f"{self.url}: attempt of epoch {self.epoch} was overtaken by epoch {newest}; it must stop"
+            )
+
+    def local(self) -> Path:
+        """The directory, for reading and for writing.
+
+        Raises:
+            LeaseLostError: a later attempt has taken the directory over.
+        """
+        self.check()
+        return Path(self.url)
+
+    def open(self, name: str, mode: str = "r") -> IO[Any]:
+        """Opens a file; reading is open to older attempts too, writing is not."""
+        if set(mode) - set("rbt"):
+            return super().open(name, mode)
+        path = Path(self.url) / _relative(name)
+        return path.open(mode, encoding=None if "b" in mode else "utf-8")
+
+
+def _relative(name: str) -> str:
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise UsageError(f"{name!r} leaves the directory; give a path relative to it")
+    return name

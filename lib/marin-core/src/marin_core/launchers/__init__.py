@@ -1,0 +1,94 @@
+"""Launchers: where a step's body runs. A launcher starts a command under a name and can find it again by that name.
+
+`Launcher` is a Protocol; whatever has its four methods will do, also in a package that never imports this one. The
+name of a job is a function of the step's address and attempt, so a restarted driver can ask for a job that is still
+running.
+
+- `InlineLauncher`   in this process: for debugging, and for graphs of very cheap steps.
+- `ProcessLauncher`  a fresh Python a step, in its own process group, which dies with the driver.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from marin_core.errors import UsageError
+from marin_core.steps import Resources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One body to run: ``command`` reads the request file and leaves a result file beside it."""
+
+    name: str
+    request: str
+    """Local path of the pickled request."""
+    log: str
+    """Local path that receives stdout and stderr."""
+    resources: Resources = field(default_factory=Resources)
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables set on top of the driver's."""
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The command line that runs the body with this Python."""
+        return (sys.executable, "-P", str(Path(__file__).with_name("worker.py")), self.request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobStatus:
+    """What a launcher knows of a job. ``exit_code`` is None while it runs, and negative for a signal."""
+
+    running: bool
+    exit_code: int | None = None
+    pid: int | None = None
+    """Process group on this host, where there is one."""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """Starts jobs and finds them again by their deterministic names."""
+
+    def launch(self, job: Job, *, notify: Callable[[str], None]) -> None:
+        """Starts a job. Calls ``notify(job.name)``, from any thread, once it has ended, if the launcher can."""
+        ...
+
+    def poll(self, name: str) -> JobStatus | None:
+        """The state of a job, or None for an unknown name."""
+        ...
+
+    def cancel(self, name: str, *, grace: float = 3.0) -> None:
+        """Ends a job and all its processes: asks, waits ``grace`` seconds, then kills. Returns when they are gone."""
+        ...
+
+    def adopt(self, name: str, *, notify: Callable[[str], None]) -> bool:
+        """Takes over a job that an earlier driver left running; False if there is none."""
+        ...
+
+
+def make_launcher(spec: "str | Launcher") -> "Launcher":
+    """A launcher from ``inline``, ``process`` or ``module:factory``; a launcher is passed through.
+
+    Raises:
+        UsageError: there is no such launcher.
+    """
+    if not isinstance(spec, str):
+        return spec
+    if spec == "inline":
+        from marin_core.launchers.inline import InlineLauncher
+
+        return InlineLauncher()
+    if spec == "process":
+        from marin_core.launchers.process import ProcessLauncher
+
+        return ProcessLauncher()
+    module, _, factory = spec.partition(":")
+    if not factory:
+        raise UsageError(f"--launcher {spec}: give inline, process or module:factory")
+    try:
+        return getattr(importlib.import_module(module), factory)()
+    except (ImportError, AttributeError) as e:
+        raise UsageError(f"--launcher {spec}: {e}") from e

@@ -1,0 +1,185 @@
+"""The worker: reads a request, runs one body, leaves a result. Run as a file, so that it needs no import path of its
+own.
+
+Order matters. The watchdog is forked first, while there is one thread and nothing is loaded. Then the driver's
+``sys.path`` replaces this process's. Then the step's module is imported; a script is loaded as ``__mp_main__``, the
+name under which multiprocessing's children know a main script, so its ``if __name__ == "__main__"`` does not run
+again.
+
+Whatever the body does, the result file says it: the value as JSON, or the exception. No result file means that the
+process was killed or left by ``os._exit``.
+"""
+
+import errno
+import json
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+SCRIPT_MODULE = "__mp_main__"
+_TRACEBACK_LINES = 60
+
+
+class Request(TypedDict):
+    """What a worker needs to run one body. A plain dict when pickled, so that reading it imports nothing."""
+
+    module: str
+    function: str
+    script: str | None
+    """File of the module, when it is a script rather than importable."""
+    arguments: bytes
+    """Pickled on its own: it needs the step's module first."""
+    sys_path: tuple[str, ...]
+    result: str
+    name: str
+
+
+def load_script(path: str) -> Any:
+    """Runs a script file as a module that is not ``__main__``, and stands it in for ``__main__`` (for unpickling)."""
+    import types
+
+    module = types.ModuleType(SCRIPT_MODULE)
+    module.__file__ = path
+    sys.modules[SCRIPT_MODULE] = sys.modules["__main__"] = module
+    with open(path, "rb") as f:  # noqa: PTH123  pathlib is not loaded yet
+        exec(compile(f.read(), path, "exec"), module.__dict__)  # noqa: S102  the user's own script
+    return module
+
+
+def execute(request_path: str, *, handle_interrupts: bool = True) -> int:
+    """Runs the body of a request file and writes its result file.
+
+    Args:
+        request_path: the pickled request.
+        handle_interrupts: False lets KeyboardInterrupt through, for a body in the driver's own process.
+
+    Returns:
+        0 if the body returned, 1 if it raised.
+    """
+    with open(request_path, "rb") as f:  # noqa: PTH123
+        request: Request = pickle.load(f)  # noqa: S301  written by the driver
+    try:
+        function = _function(request)
+        value = function(**pickle.loads(request["arguments"]))  # noqa: S301  written by the driver
+        result = {"ok": True, "value": plain(value, where=f"{request['name']} returned")}
+        text = json.dumps(result)
+    except KeyboardInterrupt:
+        if not handle_interrupts:
+            raise
+        text = json.dumps(
+            {"ok": False, "failure": {"type": "KeyboardInterrupt", "message": "interrupted", "traceback": ""}}
+        )
+    except BaseException as e:
+        if isinstance(e, SystemExit) and not handle_interrupts:
+            e = RuntimeError(f"the body called sys.exit({e.code!r})").with_traceback(e.__traceback__)
+        text = json.dumps({"ok": False, "failure": _failure(e)})
+    _write(request["result"], text)
+    return 0 if text.startswith('{"ok": true') else 1
+
+
+def _function(request: Request) -> Callable[..., Any]:
+    import importlib
+
+    if request["script"] is not None:
+        module = sys.modules.get("__main__")
+        if getattr(module, "__file__", None) != request["script"]:
+            module = load_script(request["script"])
+    else:
+        module = importlib.import_module(request["module"])
+    function = getattr(module, request["function"])
+    return getattr(function, "function", function)
+
+
+def _failure(e: BaseException) -> dict[str, Any]:
+    lines = traceback.format_exception(e)
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    text = "".join(line for line in lines if not line.lstrip().startswith(f'File "{here}'))
+    code, message = getattr(e, "exit_code", None), str(e)
+    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
+        code, message = (
+            2,
+            f"no space left on the device for {e.filename or 'its output'}; free some, or choose another prefix",
+        )
+    return {
+        "type": type(e).__name__,
+        "message": message,
+        "traceback": "\n".join(text.rstrip("\n").splitlines()[-_TRACEBACK_LINES:]),
+        "exit_code": code if isinstance(code, int) and not isinstance(code, bool) else None,
+    }
+
+
+def plain(value: Any, *, where: str) -> Any:
+    """A body's value as JSON: dataclasses become objects, tuples and sets lists, paths text, array scalars numbers.
+
+    Raises:
+        TypeError: a part has no JSON form; names the path to it.
+    """
+    import dataclasses
+
+    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+        return value
+    if isinstance(value, dict):
+        for k in value:
+            if not isinstance(k, str):
+                raise TypeError(f"{where}: the key {k!r} is a {type(k).__name__}; a recorded value has text keys only")
+        return {k: plain(v, where=f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v, where=f"{where}[{i}]") for i, v in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, int):
+        return int(value)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        return plain(value.item(), where=where)
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(
+        f"{where} a {type(value).__name__}, which has no JSON form; return plain values, write files to Out"
+    )
+
+
+def _write(path: str, text: str) -> None:
+    temporary = f"{path}.tmp"
+    with open(temporary, "w", encoding="utf-8") as f:  # noqa: PTH123
+        f.write(text)
+    os.replace(temporary, path)  # noqa: PTH105
+
+
+def _fork_watchdog() -> None:
+    """A child that holds nothing but the lifeline and kills this process group when it breaks."""
+    lifeline = os.environ.pop("MARIN_LIFELINE", None)
+    if lifeline is None:
+        return
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        os.read(int(lifeline), 1)
+        os.killpg(0, signal.SIGKILL)
+    os.close(int(lifeline))
+
+
+def main() -> int:
+    """Entry point of the worker process."""
+    _fork_watchdog()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    request_path = sys.argv[1]
+    with open(request_path, "rb") as f:  # noqa: PTH123
+        request = pickle.load(f)  # noqa: S301
+    sys.path[:] = request["sys_path"]
+    sys.argv = [request["script"] or request["module"]]
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return execute(request_path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,216 @@
+"""Progress: what a run shows while it goes on. On a terminal a live table, elsewhere plain lines.
+
+Both are observers of the runner. Each running step shows the last line of its log, so whatever a body prints (a
+training loop's loss, a bar that rewrites its line) is its progress, and core needs to know nothing about it.
+"""
+
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TextIO
+
+from marin_core.attempts import tail
+from marin_core.ledger import Ledger
+from marin_core.records import NodeRecord, RunRecord
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_PLAIN_EVERY = 10.0
+_LIVE_PER_SECOND = 5
+_MOST_ROWS = 24
+_MARKS = {
+    "succeeded": ("✓", "green"),
+    "reused": ("·", "dim"),
+    "running": ("▸", "cyan"),
+    "failed": ("✗", "red"),
+    "refused": ("✗", "yellow"),
+    "cancelled": ("–", "yellow"),
+    "blocked": ("–", "yellow"),
+    "unselected": (" ", "dim"),
+    "pending": (" ", "dim"),
+}
+
+
+def make_display() -> "Plain | Live":
+    """A live table if stdout is a terminal, else plain lines."""
+    return Live() if sys.stdout.isatty() else Plain(sys.stdout)
+
+
+def seconds_text(seconds: float) -> str:
+    """``3.2 s``, ``4 min 05 s``, ``2 h 07 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def size_text(num_bytes: float) -> str:
+    """``312 B``, ``4.1 MB``; powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if num_bytes < 1000 or unit == "TB":
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    raise AssertionError
+
+
+class _Display:
+    """What both displays share: the view of the run, and a thread that looks at logs from time to time."""
+
+    def __init__(self) -> None:
+        self.view: Ledger | None = None
+        self._over = threading.Event()
+        self._ticker: threading.Thread | None = None
+
+    def _start_ticker(self, period: float) -> None:
+        def tick() -> None:
+            while not self._over.wait(period):
+                self.tick()
+
+        self._ticker = threading.Thread(target=tick, daemon=True)
+        self._ticker.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        self._over.set()
+        if self._ticker is not None:
+            self._ticker.join()
+
+    def tick(self) -> None:
+        """Looks at the logs of running steps."""
+
+    def last_line(self, node: NodeRecord) -> str:
+        """The last line that the node's body has printed."""
+        local = self.view.store.local if self.view else None
+        return tail(Path(local) / node.log, 1) if local and node.log else ""
+
+
+class Plain(_Display):
+    """Lines for logs and pipes: the start and the end of each step, and every ten seconds where the running ones stand.
+
+    Args:
+        stream: where they go; None for nowhere.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__()
+        self._stream = stream
+        self._said: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
+
+    def started(self, run: Ledger) -> None:
+        """Starts the ticker."""
+        self.view = run
+        if self._stream is not None:
+            self._start_ticker(_PLAIN_EVERY)
+
+    def changed(self, node: NodeRecord) -> None:
+        """One line for each start and each end."""
+        if self._said.get(node.address) == node.outcome:
+            return
+        self._said[node.address] = node.outcome
+        if node.outcome == "running":
+            self.said(f"{node.name}: started ({node.reason})")
+        elif node.outcome == "succeeded":
+            size = f", {node.num_files} files, {size_text(node.num_bytes)}" if node.num_files else ""
+            self.said(f"{node.name}: done in {seconds_text(node.seconds or 0)}{size}")
+        elif node.outcome in ("failed", "refused", "blocked", "unselected"):
+            self.said(
+                f"{node.name}: {node.outcome}" + ("" if node.outcome in ("failed", "refused") else f" ({node.reason})")
+            )
+
+    def said(self, text: str) -> None:
+        """Prints a line."""
+        if self._stream is not None:
+            print(text, file=self._stream, flush=True)
+
+    def tick(self) -> None:
+        """The last log line of each running step, when it is new."""
+        for node in list(self.view.nodes.values()) if self.view else ():
+            if node.outcome == "running":
+                line = self.last_line(node)
+                if line and self._shown.get(node.address) != line:
+                    self._shown[node.address] = line
+                    self.said(f"{node.name}: {line.strip()}")
+
+    def ended(self, record: RunRecord) -> None:
+        """The script says the last words."""
+
+
+class Live(_Display):
+    """A table on a terminal: a line a step, running ones with the last line of their log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.live import Live as RichLive
+
+        self._console = Console()
+        self._live = RichLive(
+            console=self._console,
+            get_renderable=self._table,
+            refresh_per_second=_LIVE_PER_SECOND,
+            transient=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+
+    def started(self, run: Ledger) -> None:
+        """Shows the table."""
+        self.view = run
+        self._live.start()
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live.is_started:
+            self._live.stop()
+
+    def changed(self, node: NodeRecord) -> None:
+        """The next refresh shows it."""
+
+    def said(self, text: str) -> None:
+        """A line above the table."""
+        self._console.print(text, markup=False, highlight=False)
+
+    def ended(self, record: RunRecord) -> None:
+        """Leaves the table as it stands at the end."""
+        if self._live.is_started:
+            self._live.refresh()
+
+    def _table(self) -> "RenderableType":
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        for column in ("", "step", "time", "size", "state"):
+            table.add_column(
+                column, no_wrap=True, overflow="ellipsis", justify="right" if column in ("time", "size") else "left"
+            )
+        nodes = list(self.view.nodes.values()) if self.view else []
+        shown, hidden = _rows(nodes)
+        for node in shown:
+            mark, style = _MARKS[node.outcome]
+            table.add_row(Text(mark, style), Text(node.name), *(Text(t, "dim") for t in self._cells(node)))
+        if hidden:
+            table.add_row("", Text(f"… and {hidden} more steps", "dim"), "", "", "")
+        return table
+
+    def _cells(self, node: NodeRecord) -> tuple[str, str, str]:
+        if node.outcome == "running":
+            return seconds_text(time.time() - (node.started_at or time.time())), "", self.last_line(node).strip()
+        time_shown = seconds_text(node.seconds) if node.seconds is not None else ""
+        size = size_text(node.num_bytes) if node.num_bytes else ""
+        state = {"succeeded": "", "pending": "waiting", "failed": "failed"}.get(node.outcome, node.reason)
+        return time_shown, size, state
+
+
+def _rows(nodes: list[NodeRecord]) -> tuple[list[NodeRecord], int]:
+    """As many nodes as a screen bears: all, or the running and failed ones first."""
+    if len(nodes) <= _MOST_ROWS:
+        return nodes, 0
+    order: dict[Any, int] = {"running": 0, "failed": 1, "refused": 1, "blocked": 2, "pending": 3}
+    chosen = sorted(nodes, key=lambda n: order.get(n.outcome, 4))[:_MOST_ROWS]
+    return chosen, len(nodes) - _MOST_ROWS

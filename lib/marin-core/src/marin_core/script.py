@@ -1,0 +1,243 @@
+"""A script's command line: ``main(build)`` turns the keywords of ``build`` into flags and runs what it returns.
+
+    python experiments/quickstart.py --steps 300 --plan
+
+Flags of ``build`` come from its signature and docstring (tyro); the runner's flags are the same for every script. A
+user's mistake, that is a `MarinCoreError` or any exception with an integer ``exit_code``, is one line on stderr and
+that exit code; a body's failure shows the end of its traceback and where its log lies.
+"""
+
+import dataclasses
+import inspect
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, NoReturn
+
+from marin_core.errors import UsageError
+from marin_core.graph import lower
+from marin_core.progress import Plain, make_display, size_text
+from marin_core.reasons import Options, Planned, restrict
+from marin_core.records import NodeRecord, to_json
+from marin_core.runner import RunReport, StepRunner
+from marin_core.steps import OnCodeChange
+from marin_core.store import Store, default_prefix
+
+Build = Callable[..., Any]
+_TRACEBACK_LINES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """The runner's flags. Globs match step names and addresses; a glob flag may be given several times."""
+
+    plan: bool = False
+    """Say what would run and why; run nothing."""
+    only: tuple[str, ...] = ()
+    """Execute nothing but these steps."""
+    until: tuple[str, ...] = ()
+    """Stop after these steps."""
+    force: tuple[str, ...] = ()
+    """Run these steps even if they are up to date."""
+    accept: tuple[str, ...] = ()
+    """Serve the old output of these drifted versioned steps."""
+    rebuild: tuple[str, ...] = ()
+    """Make these drifted steps again; the old attempt is kept."""
+    on_code_change: OnCodeChange | None = None
+    """Overrides what steps do when their code changed."""
+    launcher: str = "process"
+    """inline, process or module:factory."""
+    max_workers: int = dataclasses.field(default_factory=lambda: max(2, _cores()))
+    """Cores to fill with steps; default all."""
+    prefix: str = dataclasses.field(default_factory=default_prefix)
+    """Where outputs and records lie: a directory or URL; default MARIN_PREFIX or .marin."""
+    keep_going: bool = False
+    """After a failure, still run what does not depend on it."""
+    fail_fast: bool = False
+    """After a failure, start nothing more (the default)."""
+    json: bool = False
+    """One JSON document on stdout, the run record or the plan, and nothing else there."""
+
+    def options(self) -> Options:
+        """The part that decisions depend on."""
+        return Options(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Options)})
+
+
+def main(build: Build, *, epilogue: Callable[[RunReport], str] | None = None) -> NoReturn:
+    """Runs a script: parses the command line, builds the steps, brings them up to date, and exits.
+
+    Args:
+        build: returns handles, in any nesting; its keyword arguments become flags.
+        epilogue: closing lines of the script, from the report of a run that succeeded.
+
+    Raises:
+        SystemExit: always; 0 done, 1 failed, 2 usage or bad input, 3 refused, 130 and 143 interrupted.
+
+    Example:
+        >>> if __name__ == "__main__":
+        ...     main(build)
+    """
+    sys.exit(run_script(build, sys.argv[1:], epilogue=epilogue))
+
+
+def run_script(
+    build: Build, argv: Sequence[str], *, epilogue: Callable[[RunReport], str] | None = None, prog: str | None = None
+) -> int:
+    """`main` without the exit: returns the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    flags = Flags()
+    try:
+        keywords, flags = parse(build, argv, prog=prog)
+        if flags.keep_going and flags.fail_fast:
+            raise UsageError("--keep-going and --fail-fast contradict each other")
+        if flags.plan:
+            return _show_plan(build(**keywords), flags)
+        return _run(build(**keywords), flags, epilogue)
+    except KeyboardInterrupt as e:
+        print("interrupted: finished steps are kept, running ones were stopped", file=sys.stderr)  # noqa: T201
+        return getattr(e, "exit_code", 130)
+    except Exception as e:
+        code = getattr(e, "exit_code", None)
+        if isinstance(e, OSError) and code is None:
+            e, code = Store(flags.prefix).error(e), 2
+        if not isinstance(code, int):
+            raise
+        print(f"error: {e}", file=sys.stderr)  # noqa: T201
+        return code
+
+
+def parse(build: Build, argv: Sequence[str], *, prog: str | None = None) -> tuple[dict[str, Any], Flags]:
+    """Splits a command line into the arguments of ``build`` and the runner's flags; exits 2 on a bad one."""
+    import tyro
+
+    runner = "runner_flags"
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(build, eval_str=True).parameters.values()]
+    for p in parameters:
+        if p.name in {f.name for f in dataclasses.fields(Flags)}:
+            raise UsageError(f"build has a parameter {p.name!r}, which is a flag of the runner; give it another name")
+    flags = Annotated[Flags, tyro.conf.arg(name=""), tyro.conf.UseAppendAction]
+    extra = inspect.Parameter(runner, inspect.Parameter.KEYWORD_ONLY, annotation=flags, default=Flags())
+
+    def command(**keywords: Any) -> dict[str, Any]:
+        return keywords
+
+    command.__signature__ = inspect.Signature([*parameters, extra])  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in [*parameters, extra]}
+    command.__doc__ = build.__doc__ or ""
+    keywords = tyro.cli(command, args=list(argv), prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
+    return keywords, keywords.pop(runner)
+
+
+def _run(handles: Any, flags: Flags, epilogue: Callable[[RunReport], str] | None) -> int:
+    graph = lower(handles)
+    display = Plain(None) if flags.json else make_display()
+    runner = StepRunner(
+        flags.prefix,
+        launcher=flags.launcher,
+        max_workers=flags.max_workers,
+        keep_going=flags.keep_going,
+        options=flags.options(),
+        observer=display,
+    )
+    with display:
+        report = runner.run(graph)
+    report = replace(report, html=_write_page(report))
+    if flags.json:
+        print(to_json(report.record), end="")  # noqa: T201
+        return report.exit_code
+    _say(_closing(report, epilogue))
+    return report.exit_code
+
+
+def _write_page(report: RunReport) -> str | None:
+    """The run's page beside its record; on a local prefix only."""
+    if "://" in report.prefix:
+        return None
+    from marin_core.report import write_report
+
+    return write_report(report.record, report.prefix, f"{report.prefix}/runs/{report.record.run_id}.html")
+
+
+def _closing(report: RunReport, epilogue: Callable[[RunReport], str] | None) -> list[str]:
+    """The last lines: failures with their logs, the script's own words, what was done, and where the page lies."""
+    record = report.record
+    lines = [line for node in record.nodes for line in _trouble(node, report.prefix)]
+    if report.ok:
+        if epilogue is not None:
+            lines.append(epilogue(report))
+        count = len(record.nodes)
+        seconds = (record.ended_at or record.started_at) - record.started_at
+        if report.executed:
+            lines.append(
+                f"done: {len(report.executed)} of {count} steps executed in {seconds:.1f} s, the others up to date"
+            )
+        else:
+            lines.append(f"nothing to do: {count} steps up to date")
+    if report.html is not None:
+        lines.append(f"report: {_shown_path(report.html)}")
+    return lines
+
+
+def _trouble(node: NodeRecord, prefix: str) -> list[str]:
+    """Lines on a step that failed or was refused: one for a user's mistake, else the end of the traceback."""
+    if node.outcome == "refused":
+        return [f"refused: {node.reason}"]
+    if node.outcome != "failed" or node.failure is None:
+        return []
+    where = [f"  log: {_shown_path(f'{prefix}/{node.log}')}"] if node.log else []
+    if node.failure.exit_code is not None:
+        return [f"step {node.name}: {node.failure.message}", *where]
+    text = node.failure.traceback.splitlines()[-_TRACEBACK_LINES:]
+    said = f"step {node.name} failed: {node.failure.type}: {node.failure.message}"
+    return [said, *(f"  {line}" for line in text), *where]
+
+
+def _show_plan(handles: Any, flags: Flags) -> int:
+    from marin_core import reasons
+
+    graph = restrict(lower(handles), flags.options())
+    planned = reasons.plan(graph, Store(flags.prefix), options=replace(flags.options(), until=()))
+    if flags.json:
+        print(json.dumps([plan_entry(p) for p in planned], indent=2))  # noqa: T201
+    else:
+        _say(plan_lines(planned))
+    return 3 if any(p.decision == "refuse" for p in planned) else 0
+
+
+def plan_entry(planned: Planned) -> dict[str, Any]:
+    """One decision as JSON."""
+    return {"address": planned.address, "name": planned.name, "decision": planned.decision, "reason": planned.reason}
+
+
+def plan_lines(planned: Sequence[Planned]) -> list[str]:
+    """A plan as lines for people: one a step, then the count."""
+    width = max(len(p.address) for p in planned)
+    lines = [f"{p.decision:<10} {p.address:<{width}}  {p.reason}{_size(p)}" for p in planned]
+    runs = sum(p.decision == "run" for p in planned)
+    return [
+        *lines,
+        f"{runs} of {len(planned)} steps would run" if runs else f"nothing to do: {len(planned)} steps up to date",
+    ]
+
+
+def _size(planned: Planned) -> str:
+    return f" ({size_text(planned.record.num_bytes)})" if planned.record and planned.decision == "reuse" else ""
+
+
+def _say(lines: Sequence[str]) -> None:
+    print("\n".join(lines), flush=True)  # noqa: T201
+
+
+def _shown_path(path: str) -> str:
+    """Relative to the working directory where that is shorter."""
+    if "://" in path:
+        return path
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

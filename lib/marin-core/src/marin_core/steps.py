@@ -1,0 +1,304 @@
+"""Steps: a function becomes a lazy, immutable node of a graph.
+
+Calling a function decorated with `step` runs nothing. It binds the arguments against the signature, enters the
+defaults, and returns a `Step`, which other calls take as an argument, anywhere inside lists, tuples, dicts and
+dataclasses. What the body will receive follows from the annotation of the parameter:
+
+- ``Out``, ``Work``            injected by the runner, never passed by a caller;
+- mentions ``Input``           each upstream step arrives as its committed directory;
+- anything else                each upstream step arrives as its recorded value.
+
+Invariant: a handle never changes after the call that made it; lists, dicts and sets among its arguments are copied.
+"""
+
+import contextlib
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from marin_core.errors import UsageError
+from marin_core.handles import Input, Out, Work
+from marin_core.records import build
+
+OnCodeChange = Literal["rebuild", "report", "refuse"]
+Role = Literal["out", "work", "input", "value"]
+
+_RESERVED = ("name", "version", "resources", "retries")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*(/[A-Za-z0-9_][A-Za-z0-9_.+=-]*)*")
+_VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What a step's body needs. It decides where and beside what the body runs, and never enters a digest.
+
+    Args:
+        cpus: cores; the runner lets steps run side by side while their sum fits into its workers.
+        memory_bytes: main memory, for launchers that place bodies by it.
+        accelerators: ``"h100:8"``, ``"v5p-8"``; None for a body that needs none.
+    """
+
+    cpus: float = 1
+    memory_bytes: int | None = None
+    accelerators: str | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Step:
+    """A lazy call of a step function. Two handles are equal when they are the same object."""
+
+    function: "StepFunction"
+    arguments: Mapping[str, Any]
+    """Every parameter but the injected ones, defaults entered, in the order of the signature."""
+    name: str
+    version: str | None
+    resources: Resources
+    retries: int
+    external: str | None = None
+    """Where adopted data lies; None for a step that runs."""
+
+    def __repr__(self) -> str:
+        version = f", version={self.version!r}" if self.version else ""
+        return f"<Step {self.name!r} = {self.function.__qualname__}(…){version}>"
+
+    def path(self, prefix: str | Path | None = None) -> Path:
+        """The directory of the committed output.
+
+        Args:
+            prefix: fsspec URL; default ``MARIN_PREFIX`` or ``./.marin``.
+
+        Raises:
+            MissingOutputError: the step has no committed output there.
+        """
+        from marin_core.runner import committed_path
+
+        return committed_path(self, prefix=prefix)
+
+
+class StepFunction:
+    """A function made by `step`: call it to get a `Step`; ``.function`` is the undecorated one."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        version: str | None = None,
+        resources: Resources = Resources(cpus=1),
+        retries: int = 0,
+        ignore: tuple[str, ...] = ("log_every",),
+        on_code_change: OnCodeChange = "rebuild",
+    ) -> None:
+        if "." in function.__qualname__ or function.__name__ == "<lambda>":
+            raise UsageError(
+                f"@step on {function.__module__}.{function.__qualname__}: a step must be a function at module level, "
+                "so that another process can import it"
+            )
+        self.function = function
+        self.version = version
+        self.resources = resources
+        self.retries = retries
+        self.ignore = frozenset(ignore)
+        self.on_code_change: OnCodeChange = on_code_change
+        self.signature = inspect.signature(function)
+        self._roles: dict[str, Role] | None = None
+        self.__name__ = function.__name__
+        self.__qualname__ = function.__qualname__
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+        self._check_signature()
+
+    def __repr__(self) -> str:
+        return f"<step {self.__module__}:{self.__qualname__}>"
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
+
+    def _check_signature(self) -> None:
+        for name, parameter in self.signature.parameters.items():
+            if name in _RESERVED:
+                raise UsageError(
+                    f"@step on {self.__qualname__}: the parameter {name!r} is reserved; give it another name"
+                )
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+                raise UsageError(f"@step on {self.__qualname__}: {parameter} has no fixed name; name every parameter")
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        """Parameter -> what it receives. Annotations are resolved on first use, so they may name later definitions."""
+        if self._roles is None:
+            self._roles = {name: _role(hint) for name, hint in _hints(self.function).items()}
+        return self._roles
+
+    def __call__(
+        self,
+        *args: Any,
+        name: str | None = None,
+        version: str | None = None,
+        resources: Resources | None = None,
+        retries: int | None = None,
+        **kwargs: Any,
+    ) -> Step:
+        arguments = self._bind(args, kwargs)
+        name = self.__name__ if name is None else name
+        version = self.version if version is None else version
+        if not _NAME.fullmatch(name) or name.split("/")[0] == "runs":
+            raise UsageError(
+                f"step {self.__name__}: name={name!r} must be words of [A-Za-z0-9_.+=-] joined by '/', not 'runs'"
+            )
+        if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
+            raise UsageError(f"step {name}: version={version!r} must be a string of [A-Za-z0-9_.+=-]")
+        return Step(
+            function=self,
+            arguments=MappingProxyType(arguments),
+            name=name,
+            version=version,
+            resources=self.resources if resources is None else resources,
+            retries=self.retries if retries is None else retries,
+        )
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by name, checked; the injected parameters are skipped also in the positional order."""
+        injected = [n for n, role in self.roles.items() if role in ("out", "work")]
+        for name in injected:
+            if name in kwargs:
+                raise UsageError(f"step {self.__name__}: {name!r} is passed by the runner; leave it out")
+        open_parameters = [p for n, p in self.signature.parameters.items() if n not in injected]
+        unknown = [n for n in kwargs if n not in self.signature.parameters]
+        if unknown:
+            has = ", ".join(p.name for p in open_parameters) or "none"
+            raise UsageError(f"step {self.__name__}: no parameter named {unknown[0]!r}; it has {has}")
+        try:
+            bound = self.signature.replace(parameters=open_parameters).bind(*args, **kwargs)
+        except TypeError as e:
+            raise UsageError(f"step {self.__name__}: {e}") from None
+        bound.apply_defaults()
+        arguments = {n: _copy(v) for n, v in bound.arguments.items()}
+        for n, value in arguments.items():
+            if self.roles[n] == "input" and isinstance(value, str | Path):
+                raise UsageError(
+                    f"step {self.__name__}: {n}={str(value)!r} is a path, but an Input is the output of a step; "
+                    "wrap existing data as adopt(path)"
+                )
+        return arguments
+
+
+def step(
+    function: Callable[..., Any] | None = None,
+    *,
+    version: str | None = None,
+    resources: Resources = Resources(cpus=1),
+    retries: int = 0,
+    ignore: tuple[str, ...] = ("log_every",),
+    on_code_change: OnCodeChange = "rebuild",
+) -> Any:
+    """Makes a module-level function a step: calling it returns a lazy `Step`.
+
+    Args:
+        function: when used without parentheses.
+        version: pins the address to ``{name}/{version}``; a changed recipe or code is then refused, never overwritten.
+        resources: what the body needs; enters no digest.
+        retries: how many more attempts a failed body gets.
+        ignore: parameters that cannot change the result; they enter no digest.
+        on_code_change: what happens at an unversioned step whose code changed: ``rebuild`` it, only ``report`` it, or
+            ``refuse`` to go on.
+
+    Raises:
+        UsageError: the function is not at module level, or a parameter has no fixed name.
+
+    Example:
+        >>> @step
+        ... def count(out: Out, docs: Input, *, min_length: int = 3) -> dict: ...
+        >>> handle = count(docs, min_length=4, name="wiki/count")
+    """
+    options: dict[str, Any] = {
+        "version": version,
+        "resources": resources,
+        "retries": retries,
+        "ignore": ignore,
+        "on_code_change": on_code_change,
+    }
+    if function is not None:
+        return StepFunction(function, **options)
+    return lambda f: StepFunction(f, **options)
+
+
+def find_steps(value: Any) -> Iterator[Step]:
+    """The steps inside a value, in order: containers and dataclasses are searched."""
+    if isinstance(value, Step):
+        yield value
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from find_steps(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from find_steps(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for f in dataclasses.fields(value):
+            yield from find_steps(getattr(value, f.name, None))
+
+
+def replace_steps(value: Any, replacement: Callable[[Step], Any]) -> Any:
+    """The value with every step inside it replaced; parts without a step are returned as they are."""
+    if isinstance(value, Step):
+        return replacement(value)
+    if next(find_steps(value), None) is None:
+        return value
+    if isinstance(value, Mapping):
+        return {k: replace_steps(v, replacement) for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(replace_steps(v, replacement) for v in value))
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(replace_steps(v, replacement) for v in value)
+    changes = {f.name: replace_steps(getattr(value, f.name), replacement) for f in dataclasses.fields(value) if f.init}
+    return dataclasses.replace(value, **changes)
+
+
+def typed_value(step: Step, value: Any) -> Any:
+    """A recorded value, rebuilt as the dataclass that the step function's return annotation names, if it names one."""
+    kind = _hints(step.function.function, "return").get("return")
+    return build(kind, value) if dataclasses.is_dataclass(kind) and isinstance(value, dict) else value
+
+
+def _copy(value: Any) -> Any:
+    """Containers copied, so that the caller's later changes do not reach the handle."""
+    if type(value) is list:
+        return [_copy(v) for v in value]
+    if type(value) is dict:
+        return {k: _copy(v) for k, v in value.items()}
+    if type(value) is set:
+        return set(value)
+    if type(value) is tuple:
+        return tuple(_copy(v) for v in value)
+    return value
+
+
+def _hints(function: Callable[..., Any], only: str | None = None) -> dict[str, Any]:
+    """Annotations by parameter. One that cannot be evaluated (a name only type checkers see) stays a string."""
+    names = inspect.signature(function).parameters if only is None else [only]
+    hints: dict[str, Any] = dict.fromkeys(names) if only is None else {}
+    scope = getattr(inspect.unwrap(function), "__globals__", {})
+    for name in names:
+        hint = function.__annotations__.get(name)
+        if isinstance(hint, str):
+            with contextlib.suppress(NameError, AttributeError, TypeError, SyntaxError):
+                hint = eval(hint, scope)  # noqa: S307  the author's own annotation
+        hints[name] = hint
+    return hints
+
+
+def _role(hint: Any) -> Role:
+    if hint is Out or hint is Work:
+        return "out" if hint is Out else "work"
+    if isinstance(hint, str):
+        names = set(re.findall(r"\w+", hint))
+        return "out" if "Out" in names else "work" if "Work" in names else "input" if "Input" in names else "value"
+    if hint is Input or any(_role(a) == "input" for a in typing.get_args(hint)):
+        return "input"
+    return "value"

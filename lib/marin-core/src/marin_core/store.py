@@ -1,0 +1,241 @@
+"""The store: one prefix with files under it, whole or absent, and writes that take effect only if nothing has changed.
+
+Two promises carry everything above:
+
+- `Store.write` is atomic. On a local disk: a temporary file in the same directory, ``fsync``, rename. A reader sees the
+  old bytes or the new, never a part.
+- `Store.exclusive` holds a key's lock (``flock`` locally, released by the kernel when its holder dies) around a read, a
+  decision and a write, which makes a conditional write of them.
+
+Local directories and ``memory://`` keep both. A store without conditional writes is refused rather than trusted.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from marin_core.errors import PrefixError
+from marin_core.records import FileEntry
+
+DEFAULT_PREFIX = ".marin"
+_memory_lock = threading.RLock()
+_HASH_BLOCK = 1 << 20
+
+
+def default_prefix() -> str:
+    """``MARIN_PREFIX``, or ``.marin`` in the working directory."""
+    return os.environ.get("MARIN_PREFIX") or DEFAULT_PREFIX
+
+
+class Store:
+    """Files under one prefix. Keys are relative paths with forward slashes.
+
+    Args:
+        prefix: a local path, or an fsspec URL.
+
+    Raises:
+        PrefixError: the store cannot write conditionally.
+    """
+
+    def __init__(self, prefix: str | os.PathLike[str] | None = None) -> None:
+        prefix = default_prefix() if prefix is None else os.fspath(prefix)
+        if prefix.startswith("file://"):
+            prefix = prefix.removeprefix("file://")
+        self.local: Path | None = None
+        self._fs: Any = None
+        if "://" not in prefix:
+            self.local = Path(prefix).expanduser().absolute()
+            self.url = str(self.local)
+        elif prefix.startswith("memory://"):
+            import fsspec
+
+            self._fs = fsspec.filesystem("memory")
+            self.url = prefix.rstrip("/")
+        else:
+            raise PrefixError(
+                f"prefix {prefix}: this store cannot swap a record conditionally, so two runners could overwrite each "
+                "other; use a local directory"
+            )
+
+    def child(self, key: str) -> str:
+        """The absolute path or URL of a key."""
+        return f"{self.url}/{key}"
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes at a key; None when there is nothing."""
+        try:
+            if self.local is not None:
+                return (self.local / key).read_bytes()
+            return self._fs.cat_file(self.child(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as e:
+            raise self.error(e) from e
+
+    def write(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        """Writes atomically; ``durable`` also survives a power failure.
+
+        Raises:
+            PrefixError: the prefix is not writable or is full.
+        """
+        if self.local is None:
+            self._fs.pipe_file(self.child(key), data)
+            return
+        path = self.local / key
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary.open("wb") as f:
+                f.write(data)
+                if durable:
+                    f.flush()
+                    os.fsync(f.fileno())
+            temporary.replace(path)
+            if durable:
+                _sync_directory(path.parent)
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise self.error(e) from e
+
+    def delete(self, key: str) -> None:
+        """Removes a key if it is there."""
+        if self.local is not None:
+            (self.local / key).unlink(missing_ok=True)
+        elif self._fs.exists(self.child(key)):
+            self._fs.rm_file(self.child(key))
+
+    @contextlib.contextmanager
+    def exclusive(self, key: str) -> Generator[None]:
+        """Holds the lock of ``key`` against every other writer of this prefix."""
+        if self.local is None:
+            with _memory_lock:
+                yield
+            return
+        path = self.local / f"{key}.lock"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise self.error(e) from e
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def names(self, key: str) -> list[str]:
+        """Names of the entries directly under a key, sorted; empty when there is none."""
+        if self.local is not None:
+            try:
+                return sorted(entry.name for entry in os.scandir(self.local / key))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        try:
+            return sorted(e.rstrip("/").rsplit("/", 1)[-1] for e in self._fs.ls(self.child(key), detail=False))
+        except FileNotFoundError:
+            return []
+
+    def find(self, name: str) -> Iterator[str]:
+        """Keys whose last component is ``name``, without descending into attempts."""
+        if self.local is None:
+            root = self.url.removeprefix("memory:/")
+            yield from (
+                p[len(root) + 1 :] for p in self._fs.find(self.url) if p.endswith(f"/{name}") and "/attempts/" not in p
+            )
+            return
+        for directory, subdirectories, files in os.walk(self.local):
+            subdirectories[:] = sorted(d for d in subdirectories if d not in ("attempts", "work"))
+            if name in files:
+                yield (Path(directory) / name).relative_to(self.local).as_posix()
+
+    def damage(self, key: str, files: tuple[FileEntry, ...], *, deep: bool = False) -> list[str]:
+        """What is wrong with a committed output directory: files missing, resized or (``deep``) of another sha256."""
+        if self.local is None:
+            return []
+        root, found = self.local / key, []
+        for entry in files:
+            try:
+                size = (root / entry.path).stat().st_size
+            except OSError:
+                found.append(f"{entry.path} is missing")
+                continue
+            if size != entry.size:
+                found.append(f"{entry.path} has {size} bytes instead of {entry.size}")
+            elif deep and _sha256(root / entry.path, durable=False) != entry.sha256:
+                found.append(f"{entry.path} has another sha256 than recorded")
+        return found
+
+    def upload(self, source: Path, key: str) -> None:
+        """Copies a local directory to a key of a remote prefix."""
+        for path in sorted(source.rglob("*")):
+            if path.is_file():
+                self._fs.pipe_file(self.child(f"{key}/{path.relative_to(source).as_posix()}"), path.read_bytes())
+
+    def check_writable(self) -> None:
+        """Raises `PrefixError` with the reason if nothing can be written here."""
+        if self.local is not None:
+            try:
+                self.local.mkdir(parents=True, exist_ok=True)
+            except OSError as e:
+                raise self.error(e) from e
+        self.write(".writable", b"", durable=False)
+        self.delete(".writable")
+
+    def error(self, e: OSError) -> PrefixError:
+        """The error that tells a user what an operating system error on this prefix means."""
+        import errno
+
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            return PrefixError(f"prefix {self.url}: no space left on the device; free some, or choose another --prefix")
+        return PrefixError(
+            f"prefix {self.url}: {e.strerror or e} ({e.filename}); choose another --prefix or MARIN_PREFIX"
+        )
+
+
+def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:
+    """Every regular file below a directory with its size and sha256, in order of path.
+
+    Args:
+        directory: an output directory that is no longer written to.
+        durable: also flush the files to disk, so that a pointer to them never outlives them.
+
+    Raises:
+        PrefixError: the directory has a symbolic link, whose target the manifest could not vouch for.
+    """
+    paths = sorted(p for p in directory.rglob("*") if not p.is_dir() or p.is_symlink())
+    for path in paths:
+        if path.is_symlink():
+            raise PrefixError(f"output {path.relative_to(directory)} is a symbolic link; write the file itself")
+    if not paths:
+        return ()
+    with ThreadPoolExecutor(min(8, len(paths), os.cpu_count() or 1)) as pool:
+        digests = list(pool.map(lambda p: _sha256(p, durable=durable), paths))
+    return tuple(
+        FileEntry(path=p.relative_to(directory).as_posix(), size=p.stat().st_size, sha256=d)
+        for p, d in zip(paths, digests, strict=True)
+    )
+
+
+def _sha256(path: Path, *, durable: bool) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as f:
+        while block := f.read(_HASH_BLOCK):
+            digest.update(block)
+        if durable:
+            os.fsync(f.fileno())
+    return digest.hexdigest()
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

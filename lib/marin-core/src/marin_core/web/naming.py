@@ -1,0 +1,73 @@
+"""What tells steps of one name apart.
+
+The members of a sweep share their name; a reader knows them by what was varied. So a step that shares its name gets
+the literal arguments in which it differs from its namesakes (``lr=0.003``); if it differs in none, it takes over what
+distinguishes its upstream (the evaluation of the run with ``lr=0.003``); failing that, the start of its digest.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from marin_core.records import NodeRecord
+from marin_core.web.quantities import format_number, is_number
+
+_MAX_NAMED = 3
+_MAX_DEPTH = 5
+_MAX_CHARACTERS = 24
+
+
+def distinctions(nodes: Sequence[NodeRecord], edges: Sequence[tuple[int, int]]) -> list[str]:
+    """For each step what sets it apart from others of its name; empty where the name is unique.
+
+    Args:
+        nodes: the steps, upstream before dependants.
+        edges: (upstream, dependant) by position in `nodes`.
+    """
+    namesakes: dict[str, list[int]] = defaultdict(list)
+    for i, node in enumerate(nodes):
+        namesakes[node.name].append(i)
+    upstream: dict[int, list[int]] = defaultdict(list)
+    for a, b in edges:
+        upstream[b].append(a)
+    own: dict[int, str] = {}
+    for group in namesakes.values():
+        if len(group) > 1:
+            own.update(zip(group, _differing([_literals(nodes[i].arguments) for i in group]), strict=True))
+    said = [""] * len(nodes)
+    for i, node in enumerate(nodes):
+        if i in own:
+            inherited = next((said[u] for u in upstream[i] if said[u]), "")
+            said[i] = own[i] or inherited or node.address.rpartition("/")[2][:_MAX_CHARACTERS]
+    return said
+
+
+def _differing(group: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Each member's values of the arguments that are not the same in all."""
+    names = dict.fromkeys(name for literals in group for name in literals)
+    differing = [name for name in names if len({repr(literals.get(name)) for literals in group}) > 1][:_MAX_NAMED]
+    short = [name.rpartition(".")[2] for name in differing]
+    shown = short if len(set(short)) == len(short) else differing
+    return [
+        ", ".join(
+            f"{label}={_word(literals[name])}" for label, name in zip(shown, differing, strict=True) if name in literals
+        )
+        for literals in group
+    ]
+
+
+def _literals(value: Any, *, path: str = "", depth: int = 0) -> dict[str, Any]:
+    """The scalars inside arguments by dotted path; upstream steps are not among them."""
+    if isinstance(value, Mapping) and depth < _MAX_DEPTH:
+        if path and set(value) == {"step"}:
+            return {}
+        found: dict[str, Any] = {}
+        for key, inner in value.items():
+            found |= _literals(inner, path=f"{path}.{key}" if path else str(key), depth=depth + 1)
+        return found
+    return {path: value} if value is None or isinstance(value, str | int | float) else {}
+
+
+def _word(value: Any) -> str:
+    text = format_number(value) if is_number(value) else str(value)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"

@@ -1,0 +1,174 @@
+// What the page does beyond being read: links open their step, boxes light up their ancestors, charts follow the
+// pointer, digests are copied, steps are filtered. Everything is in the document already; without script it still reads.
+"use strict";
+
+// A link to a step opens it.
+function openTarget() {
+  const target = document.getElementById(location.hash.slice(1));
+  if (target && target.tagName === "DETAILS") {
+    target.open = true;
+    target.scrollIntoView({ block: "start" });
+  }
+}
+addEventListener("hashchange", openTarget);
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('a[href^="#"]');
+  if (link && link.getAttribute("href") === location.hash) openTarget();
+});
+
+// In a very large run the details of a step are text until it is opened; they were escaped when they were written.
+document.addEventListener(
+  "toggle",
+  (event) => {
+    const folded = event.target.querySelector(":scope > noscript");
+    if (folded) folded.outerHTML = folded.textContent;
+  },
+  true,
+);
+
+// Lineage: a box under the pointer or with focus lights up itself and all that it was made from.
+function traceLineage(svg) {
+  const boxes = new Map(Array.from(svg.querySelectorAll(".box"), (box) => [box.dataset.index, box]));
+  const edges = Array.from(svg.querySelectorAll(".edge"));
+  const upstream = (box) => box.dataset.upstream.split(" ").filter(Boolean);
+
+  function trace(box) {
+    const lit = new Set();
+    const waiting = box ? [box.dataset.index] : [];
+    while (waiting.length) {
+      const index = waiting.pop();
+      if (lit.has(index)) continue;
+      lit.add(index);
+      waiting.push(...upstream(boxes.get(index)));
+    }
+    svg.classList.toggle("tracing", lit.size > 0);
+    boxes.forEach((each, index) => each.classList.toggle("lit", lit.has(index)));
+    edges.forEach((edge) => edge.classList.toggle("lit", lit.has(edge.dataset.from) && lit.has(edge.dataset.to)));
+  }
+
+  for (const name of ["pointerover", "focusin"]) svg.addEventListener(name, (event) => trace(event.target.closest(".box")));
+  for (const name of ["pointerleave", "focusout"]) svg.addEventListener(name, () => trace(null));
+}
+
+// Charts: the values at the step nearest to the pointer, or to where the arrow keys have moved.
+const number = new Intl.NumberFormat("en", { maximumSignificantDigits: 6 });
+
+function shape(tag, attributes, parent) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  parent.append(made);
+  return made;
+}
+
+// Position in the ascending points of the one whose x is nearest.
+function nearest(points, x) {
+  let low = 0;
+  let high = points.length - 1;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (points[middle][0] < x) low = middle + 1;
+    else high = middle;
+  }
+  return low > 0 && x - points[low - 1][0] < points[low][0] - x ? low - 1 : low;
+}
+
+function followPointer(plot) {
+  const readout = plot.closest("figure").querySelector(".readout");
+  const atRest = readout.textContent;
+  let chart = null;
+  let at = null;
+
+  // The points are parsed, and the crosshair made, when the chart is first touched.
+  function prepare() {
+    const series = JSON.parse(plot.dataset.series);
+    const marks = shape("g", { "aria-hidden": "true" }, plot);
+    const cross = shape("line", { class: "cross", y1: 0, y2: "100%" }, marks);
+    const dots = series.map((_, index) => shape("circle", { class: `dot series-${index % 6}`, r: 4 }, marks));
+    return { series, marks, cross, dots, range: JSON.parse(plot.dataset.range) };
+  }
+
+  function show(x) {
+    chart ??= prepare();
+    const [left, right, low, high] = chart.range;
+    at = x;
+    const said = [];
+    chart.series.forEach(({ label, points }, index) => {
+      const [px, py] = points[nearest(points, x)];
+      if (index === 0) at = px;
+      const dot = chart.dots[index];
+      dot.setAttribute("visibility", py === null ? "hidden" : "visible");
+      dot.setAttribute("cx", `${(100 * (px - left)) / (right - left)}%`);
+      dot.setAttribute("cy", `${py === null ? 0 : 100 - (100 * (py - low)) / (high - low)}%`);
+      const value = py === null ? "no value" : number.format(py);
+      said.push(chart.series.length > 1 ? `${label} ${value}` : value);
+    });
+    const across = `${(100 * (at - left)) / (right - left)}%`;
+    chart.cross.setAttribute("x1", across);
+    chart.cross.setAttribute("x2", across);
+    chart.marks.removeAttribute("visibility");
+    readout.textContent = `${plot.dataset.x} ${number.format(at)}: ${said.join(", ")}`;
+  }
+
+  function hide() {
+    if (chart) chart.marks.setAttribute("visibility", "hidden");
+    readout.textContent = atRest;
+    at = null;
+  }
+
+  plot.addEventListener("pointermove", (event) => {
+    const box = plot.getBoundingClientRect();
+    const [left, right] = chart ? chart.range : JSON.parse(plot.dataset.range);
+    show(left + (Math.min(Math.max(event.clientX - box.left, 0), box.width) / box.width) * (right - left));
+  });
+  plot.addEventListener("pointerleave", hide);
+  plot.addEventListener("blur", hide);
+  plot.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    chart ??= prepare();
+    const points = chart.series[0].points;
+    const from = at === null ? (move > 0 ? -1 : points.length) : nearest(points, at);
+    show(points[Math.min(Math.max(from + move, 0), points.length - 1)][0]);
+  });
+}
+
+// Digests: a click shows the whole of one and copies it where the browser lets a page do so.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest(".digest");
+  if (!button) return;
+  button.textContent = button.dataset.full;
+  getSelection().selectAllChildren(button);
+  try {
+    await navigator.clipboard.writeText(button.dataset.full);
+  } catch {
+    // It stays selected, so that it can be copied by hand.
+  }
+});
+
+// Filter: by any part of name, reason or address, and by outcome.
+function filterSteps(form) {
+  const [text, outcome, count] = ["input", "select", "output"].map((name) => form.querySelector(name));
+  const steps = Array.from(document.querySelectorAll(".steps > li"), (row) => {
+    const name = row.querySelector(".name");
+    return { row, words: `${name.textContent} ${name.firstChild.title}`.toLowerCase() };
+  });
+  function apply() {
+    const wanted = text.value.trim().toLowerCase();
+    let shown = 0;
+    for (const { row, words } of steps) {
+      const matches = words.includes(wanted) && (!outcome.value || row.classList.contains(`outcome-${outcome.value}`));
+      row.hidden = !matches;
+      shown += matches;
+    }
+    count.textContent = shown === steps.length ? `${shown} steps` : `${shown} of ${steps.length} steps`;
+  }
+  form.hidden = false;
+  form.addEventListener("input", apply);
+  form.addEventListener("submit", (event) => event.preventDefault());
+}
+
+document.querySelectorAll(".lineage").forEach(traceLineage);
+document.querySelectorAll(".plot").forEach(followPointer);
+document.querySelectorAll(".filter").forEach(filterSteps);
+openTarget();

@@ -1,0 +1,205 @@
+"""The list of steps: a line each, that opens to everything known of it.
+
+Each step is a ``<details>``: its line shows what was decided and why, when it ran within the run, its size and its
+digests; opened, its arguments, value, files, log and failure.
+
+A page of 10,000 steps needs no paging. Steps come in groups that a browser lays out only when they are scrolled to
+(``content-visibility``), yet finds by search and by link. In a run so large the details are inside ``<noscript>``,
+which a browser with scripts keeps as text, and the page's script makes elements of it when the step is opened: a
+quarter of the elements at load, and still a whole page without scripts.
+"""
+
+import re
+from collections.abc import Sequence
+
+from marin_core.records import Failure, NodeRecord
+from marin_core.web.files import UnreadableFileError
+from marin_core.web.markup import Markup, element, note
+from marin_core.web.outputs import render_file_list, render_outputs
+from marin_core.web.quantities import format_bytes, format_count, format_seconds, format_time
+from marin_core.web.values import render_value
+from marin_core.web.view import MAX_INSPECTED, RunView, outcome_class
+
+_GROUP = 100
+_LOG_LINES = 60
+_LOG_BYTES = 16_000
+_MAX_LINKS = 24
+_FILTER_FROM = 24
+"""Fewer steps than this are seen at a glance and need no filter."""
+
+_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+def render_steps(view: RunView) -> Markup:
+    """The section with every step of the run, in topological order."""
+    nodes = view.record.nodes
+    downstream: list[list[int]] = [[] for _ in nodes]
+    upstream: list[list[int]] = [[] for _ in nodes]
+    for a, b in view.edges:
+        downstream[a].append(b)
+        upstream[b].append(a)
+    items = [_step(view, i, upstream=upstream[i], downstream=downstream[i]) for i in range(len(nodes))]
+    groups = [element("ol", items[i : i + _GROUP], class_="steps") for i in range(0, len(items), _GROUP)]
+    uninspected = len(nodes) - len(view.inspected)
+    return element(
+        "section",
+        element("h2", "Steps"),
+        _filter(nodes) if len(nodes) >= _FILTER_FROM else None,
+        note(f"Logs and outputs are shown for {MAX_INSPECTED:,} of {len(nodes):,} steps.") if uninspected else None,
+        element(
+            "div",
+            [element("span", title) for title in ("step", "outcome", "when it ran", "time", "output", "digests")],
+            class_="columns",
+            aria_hidden="true",
+        ),
+        groups or note("The run has no steps."),
+        id="steps",
+    )
+
+
+def clean_log(text: str) -> str:
+    """The last lines of a log as a terminal leaves them: no escape sequences, a progress bar in its last state."""
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in _ESCAPE_SEQUENCE.sub("", text).split("\n")]
+    return "\n".join(lines[-_LOG_LINES:]).strip("\n")
+
+
+def render_failure(failure: Failure) -> Markup:
+    """What was raised, with the end of its traceback."""
+    return element(
+        "div",
+        element("p", element("strong", failure.type), ": ", failure.message, class_="failure"),
+        element("pre", failure.traceback, tabindex=0) if failure.traceback.strip() else None,
+    )
+
+
+def _filter(nodes: Sequence[NodeRecord]) -> Markup:
+    outcomes = dict.fromkeys(outcome_class(node.outcome) for node in nodes)
+    options = [element("option", outcome, value=outcome) for outcome in outcomes]
+    return element(
+        "form",
+        element("label", "Filter ", element("input", type="search", placeholder="name, reason or address")),
+        element("label", "Outcome ", element("select", element("option", "any", value=""), options)),
+        element("output", format_count(len(nodes), "step")),
+        class_="filter",
+        hidden=True,
+    )
+
+
+def _step(view: RunView, index: int, *, upstream: Sequence[int], downstream: Sequence[int]) -> Markup:
+    node = view.record.nodes[index]
+    detail = element("div", _detail(view, index, upstream=upstream, downstream=downstream), class_="detail")
+    if len(view.record.nodes) > MAX_INSPECTED:
+        detail = element("noscript", detail)
+    line = element("details", _line(view, index), detail, id=f"s{index}")
+    return element("li", line, class_=f"outcome-{outcome_class(node.outcome)}")
+
+
+def _line(view: RunView, index: int) -> Markup:
+    node = view.record.nodes[index]
+    more = "".join(f" {word}" for word in (node.version, view.distinctions[index]) if word)
+    size = f"{format_bytes(node.num_bytes)}" if node.num_files else "–"
+    files = format_count(node.num_files, "file") if node.num_files else None
+    attempt = f"attempt {node.attempt}" if node.attempt is not None and node.attempt > 1 else None
+    return element(
+        "summary",
+        element(
+            "span",
+            element("b", node.name, title=node.address),
+            more,
+            element("small", _decision(node)),
+            class_="name",
+        ),
+        element("span", outcome_class(node.outcome), element("small", attempt), class_="outcome"),
+        element("span", _bar(view, node), class_="when"),
+        element("span", format_seconds(node.seconds), class_="number"),
+        element("span", size, element("small", files), class_="number"),
+        element("span", _short_digests(node), class_="digests"),
+    )
+
+
+def _bar(view: RunView, node: NodeRecord) -> Markup | None:
+    """When the step ran, within the run; nothing for a step that did not."""
+    start, end = view.span
+    if node.started_at is None or end <= start:
+        return None
+    begin = min(max((node.started_at - start) / (end - start), 0.0), 1.0)
+    stop = min(max(((node.ended_at or end) - start) / (end - start), begin), 1.0)
+    bar = element(
+        "rect", x=f"{100 * begin:.2f}%", width=f"{max(0.4, 100 * (stop - begin)):.2f}%", height="100%", rx=1.5
+    )
+    return element("svg", bar, aria_hidden="true")
+
+
+def _decision(node: NodeRecord) -> str:
+    return f"{node.decision}: {node.reason}" if node.reason else node.decision
+
+
+def _short_digests(node: NodeRecord) -> list[Markup]:
+    named = [(name, full) for name, full in _digests(node) if name in ("recipe", "code", "output")]
+    return [element("code", full[:7], title=f"{name} {full}") for name, full in named]
+
+
+def _digests(node: NodeRecord) -> list[tuple[str, str]]:
+    d = node.digests
+    pairs = [("recipe", d.recipe), ("code", d.code), ("environment", d.environment), ("inputs", d.inputs)] if d else []
+    return [*pairs, ("output", node.output_digest)] if node.output_digest else pairs
+
+
+def _detail(view: RunView, index: int, *, upstream: Sequence[int], downstream: Sequence[int]) -> list[Markup | None]:
+    node = view.record.nodes[index]
+    return [
+        element("p", node.doc, class_="doc") if node.doc else None,
+        _facts(view, node, upstream=upstream, downstream=downstream),
+        _part("Failure", render_failure(node.failure) if node.failure else None),
+        _part("Arguments", render_value(node.arguments, links=view.links) if node.arguments else None),
+        _part("Value", render_value(node.value, name=node.name, links=view.links) if node.value is not None else None),
+        _part("Output", None if index in view.headline else render_outputs(view, index)),
+        _part("Files", render_file_list(view, index)),
+        _part("Log", _log(view, node) if index in view.inspected else None),
+    ]
+
+
+def _part(title: str, body: Markup | None) -> Markup | None:
+    return element("div", element("h4", title), body, class_="part") if body else None
+
+
+def _facts(view: RunView, node: NodeRecord, *, upstream: Sequence[int], downstream: Sequence[int]) -> Markup:
+    started = f"{format_time(node.started_at)}, " if node.started_at is not None else ""
+    took = f"{started}{format_seconds(node.seconds)}" if node.seconds is not None else started.rstrip(", ")
+    digests = [
+        element("button", full[:12], type="button", class_="digest", data_full=full, title=f"{name}: copy {full}")
+        for name, full in _digests(node)
+    ]
+    names = [name for name, _ in _digests(node)]
+    labelled = [element("span", f"{name} ", button) for name, button in zip(names, digests, strict=True)]
+    rows = [
+        ("address", element("code", node.address)),
+        ("decision", _decision(node)),
+        ("attempt", None if node.attempt is None else str(node.attempt)),
+        ("took", took or None),
+        ("upstream", _links(view, upstream)),
+        ("downstream", _links(view, downstream)),
+        ("digests", element("span", labelled, class_="labelled") if labelled else None),
+    ]
+    return element(
+        "dl", [(element("dt", name), element("dd", body)) for name, body in rows if body is not None], class_="fields"
+    )
+
+
+def _links(view: RunView, indices: Sequence[int]) -> Markup | None:
+    if not indices:
+        return None
+    links = [element("a", view.label(i), href=f"#s{i}") for i in indices[:_MAX_LINKS]]
+    more = f" and {len(indices) - _MAX_LINKS:,} more" if len(indices) > _MAX_LINKS else None
+    return element("span", links, more, class_="links")
+
+
+def _log(view: RunView, node: NodeRecord) -> Markup | None:
+    if not node.log:
+        return None
+    try:
+        text = view.files.tail(node.log, max_bytes=_LOG_BYTES).decode("utf-8", errors="replace")
+    except UnreadableFileError as e:
+        return note(str(e))
+    cleaned = clean_log(text)
+    return element("pre", cleaned, class_="log", tabindex=0) if cleaned else note("The log is empty.")

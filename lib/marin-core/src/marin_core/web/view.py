@@ -1,0 +1,98 @@
+"""A run as its page sees it: the record, joined with what lies on disk.
+
+Built once and read by every part of the page: the anchor of each step, the edges between them, and the files of
+committed outputs. A run may have 10,000 steps, so files are looked at for the few hundred that a reader is likeliest
+to open (the failed, then the targets, then the rest in order); the others keep all that the record says of them.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from marin_core.records import NodeRecord, RunRecord
+from marin_core.web.files import FoundFile, PrefixFiles, UnreadableFileError
+from marin_core.web.naming import distinctions
+
+MAX_INSPECTED = 400
+_MAX_FILES = 2000
+_MAX_HEADLINE = 6
+
+FAILED = ("failed", "refused", "cancelled")
+COMMITTED = ("succeeded", "reused")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """The run of `record`, whose steps lie under the prefix of `files`."""
+
+    record: RunRecord
+    files: PrefixFiles
+    links: dict[str, str]
+    """Address -> ``#fragment`` of the step on the page."""
+    edges: tuple[tuple[int, int], ...]
+    """(upstream, dependant) by position in ``record.nodes``."""
+    distinctions: tuple[str, ...]
+    """What tells each step from others of its name; see `naming`."""
+    targets: tuple[int, ...]
+    inspected: frozenset[int]
+    """Positions of the steps whose logs and outputs are read."""
+    outputs: dict[int, tuple[FoundFile, ...]]
+    """Files of the committed output of each inspected step, relative to its ``out`` directory."""
+    missing: dict[int, str]
+    """Why an inspected step's output could not be listed."""
+
+    @classmethod
+    def of(cls, record: RunRecord, files: PrefixFiles) -> "RunView":
+        position = {node.address: i for i, node in enumerate(record.nodes)}
+        targets = tuple(position[address] for address in record.targets if address in position)
+        edges = tuple(
+            (position[upstream], i)
+            for i, node in enumerate(record.nodes)
+            for upstream in dict.fromkeys(node.upstream)
+            if position.get(upstream, i) < i
+        )
+        wanted = set(targets)
+        ranked = sorted(
+            range(len(record.nodes)), key=lambda i: (record.nodes[i].outcome not in FAILED, i not in wanted, i)
+        )
+        outputs: dict[int, tuple[FoundFile, ...]] = {}
+        missing: dict[int, str] = {}
+        for i in ranked[:MAX_INSPECTED]:
+            directory = output_directory(record.nodes[i])
+            if directory is None:
+                continue
+            try:
+                outputs[i] = tuple(files.find(directory, max_files=_MAX_FILES))
+            except UnreadableFileError as e:
+                missing[i] = str(e)
+        links = {address: f"#s{i}" for address, i in position.items()}
+        inspected = frozenset(ranked[:MAX_INSPECTED])
+        apart = tuple(distinctions(record.nodes, edges))
+        return cls(record, files, links, edges, apart, targets, inspected, outputs, missing)
+
+    def label(self, index: int) -> str:
+        """The step's name, with what tells it apart where the name alone does not."""
+        return f"{self.record.nodes[index].name} {self.distinctions[index]}".rstrip()
+
+    @property
+    def headline(self) -> tuple[int, ...]:
+        """The targets that are shown one by one at the top, with their outputs; none when they are many."""
+        return self.targets if len(self.targets) <= _MAX_HEADLINE else ()
+
+    @functools.cached_property
+    def span(self) -> tuple[float, float]:
+        """Start and end of the run, in seconds since the epoch; the end of one that is cut off is its last step's."""
+        start = self.record.started_at
+        last = [end for node in self.record.nodes for end in (node.started_at, node.ended_at) if end is not None]
+        return start, max([start, self.record.ended_at or start, *(last if self.record.ended_at is None else ())])
+
+
+def output_directory(node: NodeRecord) -> str | None:
+    """Where the step's committed output lies, relative to the prefix; None when there is none."""
+    if node.outcome not in COMMITTED or node.attempt is None:
+        return None
+    return f"{node.address}/attempts/{node.attempt}/out"
+
+
+def outcome_class(outcome: str) -> str:
+    """An outcome as a word that is safe in a class name; a record of another version may hold any string."""
+    return outcome if outcome.isascii() and outcome.isalpha() else "unknown"

@@ -1,0 +1,54 @@
+"""Modules with steps are written to a fresh directory, because a step must be importable by another process."""
+
+import importlib
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _own_caches(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.delenv("MARIN_PREFIX", raising=False)
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    """A prefix that does not exist yet."""
+    return str(tmp_path / "prefix")
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Writes a source and imports it as a module of a unique name."""
+    directory = tmp_path / "modules"
+    directory.mkdir()
+    monkeypatch.syspath_prepend(directory)
+
+    def write(source: str) -> ModuleType:
+        name = f"flow{next(_numbers)}"
+        (directory / f"{name}.py").write_text(textwrap.dedent(source))
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+
+    return write
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs this Python with arguments to its end; keywords but ``cwd`` are environment variables."""
+
+    def run(*arguments: str | Path, cwd: Path = tmp_path, **extra: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *map(str, arguments)]
+        return subprocess.run(command, cwd=cwd, env=os.environ | extra, capture_output=True, text=True, timeout=120)
+
+    return run

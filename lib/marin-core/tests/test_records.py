@@ -1,0 +1,73 @@
+"""Records: what is written reads back the same, and what does not is called corrupt."""
+
+import dataclasses
+import typing
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from marin_core.errors import CorruptRecordError
+from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord, from_json, to_json
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field's annotation, JSON ones where it says Any."""
+    if hint is Any:
+        return json_values
+    if typing.get_origin(hint) is dict:
+        return st.dictionaries(st.text(max_size=3), strategy_for(typing.get_args(hint)[1]), max_size=3)
+    if hint is float:
+        return st.floats(allow_nan=False)
+    if dataclasses.is_dataclass(hint):
+        return records(hint)
+    if typing.get_origin(hint) is tuple:
+        return st.lists(strategy_for(typing.get_args(hint)[0]), max_size=3).map(tuple)
+    if type(None) in typing.get_args(hint):
+        return st.none() | strategy_for(next(a for a in typing.get_args(hint) if a is not type(None)))
+    return st.from_type(hint)
+
+
+def records(kind: Any) -> st.SearchStrategy[Any]:
+    hints = typing.get_type_hints(kind)
+    fields = {f.name: strategy_for(hints[f.name]) for f in dataclasses.fields(kind) if f.name != "schema"}
+    return st.builds(kind, **fields)
+
+
+@pytest.mark.parametrize("kind", [StepRecord, AttemptRecord, NodeRecord, RunRecord])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(data=st.data())
+def test_records_round_trip(kind: type, data: st.DataObject) -> None:
+    record = data.draw(records(kind))
+    assert from_json(kind, to_json(record), where="x") == record
+
+
+@given(st.integers(0, 400))
+def test_a_truncated_record_is_corrupt_and_names_the_file(cut: int) -> None:
+    run = RunRecord(
+        run_id="r",
+        script="s.py",
+        argv=("s.py",),
+        targets=(),
+        status="running",
+        started_at=0.0,
+        ended_at=None,
+        nodes=(),
+        environment={"python": "3.12"},
+    )
+    text = to_json(run)
+    assert from_json(RunRecord, text, where="x") == run
+    with pytest.raises(CorruptRecordError, match=r"runs/r\.json"):
+        from_json(RunRecord, text[: min(cut, len(text) - 3)], where="runs/r.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99}', "null", "\x00"])
+def test_other_documents_are_corrupt(text: str) -> None:
+    with pytest.raises(CorruptRecordError, match="not a readable StepRecord"):
+        from_json(StepRecord, text, where="step.json")

@@ -1,0 +1,308 @@
+"""The runner: each step once, reused when nothing changed, rebuilt for a reason that it can name."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from marin_core import MissingOutputError, StepFailedError, StepRunner, adopt, lower, resolve, run
+from marin_core.errors import PrefixError, UsageError
+from marin_core.reasons import Options
+
+FLOW = """
+    import os
+    from dataclasses import dataclass
+    from pathlib import Path
+    from marin_core import Input, Out, Work, step
+
+    @dataclass(frozen=True)
+    class Count:
+        words: int
+        longest: str
+
+    @step
+    def text(out: Out, *, content: str = "a bb ccc") -> int:
+        out.open("sub/text.txt", "w").write(content)
+        print("wrote", len(content))
+        return len(content)
+
+    @step
+    def clean(out: Out, source: Input) -> None:
+        with out.open("text.txt", "w") as f:
+            f.write(source.open("sub/text.txt").read().strip().lower())
+
+    @step
+    def count(source: Input, size: int, *, log_every: int = 1) -> Count:
+        words = (source / "text.txt").read_text().split()
+        return Count(words=len(words) + 0 * size, longest=max(words, key=len))
+
+    @step
+    def describe(counts: list, *, title: str = "t") -> dict:
+        return {"title": title, "longest": [c.longest for c in counts]}
+
+    @step
+    def attempts(work: Work, *, fail_until: int = 3) -> int:
+        with work.open("tries", "a") as f:
+            f.write("x")
+        tries = len(work.open("tries").read())
+        if tries < fail_until:
+            raise RuntimeError(f"try {tries}")
+        return work.epoch
+
+    @step
+    def broken(*, how: str = "raise", upstream: object = None) -> int:
+        if how == "raise":
+            raise ValueError("no such luck")
+        if how == "exit":
+            os._exit(7)
+        if how == "kill":
+            os.kill(os.getpid(), 9)
+        if how == "json":
+            return {"a": [1, {2, 3}]}
+        if how == "link":
+            return 0
+        error = RuntimeError("corpus 'x' is empty; name another")
+        error.exit_code = 2
+        raise error
+"""
+
+
+@pytest.fixture
+def flow(module: Callable[[str], ModuleType]) -> ModuleType:
+    return module(FLOW)
+
+
+def chain(flow: ModuleType, content: str = "a bb ccc", **options: Any) -> Any:
+    source = flow.text(content=content)
+    return flow.describe([flow.count(flow.clean(source), source)], **options)
+
+
+def decisions(report: Any) -> dict[str, tuple[str, str]]:
+    return {n.name: (n.outcome, n.reason) for n in report.record.nodes}
+
+
+@pytest.mark.parametrize("launcher", ["inline", "process"])
+def test_values_and_inputs_reach_the_bodies(flow: ModuleType, prefix: str, launcher: str) -> None:
+    target = chain(flow)
+    report = run(target, prefix=prefix, launcher=launcher)
+    assert report.ok
+    assert report.value(target) == {"title": "t", "longest": ["ccc"]}
+    count = next(s for s in report.graph.handles if s.name == "count")
+    assert report.value(count) == flow.Count(words=3, longest="ccc")
+    text = next(a for a in report.graph.addresses if a.startswith("text/"))
+    assert (report.path(text) / "sub" / "text.txt").read_text() == "a bb ccc"
+    assert (Path(prefix) / text / "attempts" / "1" / "log.txt").read_text() == "wrote 8\n"
+
+
+def test_a_rerun_executes_nothing(flow: ModuleType, prefix: str) -> None:
+    assert len(run(chain(flow), prefix=prefix, launcher="inline").executed) == 4
+    again = run(chain(flow), prefix=prefix, launcher="inline")
+    assert again.executed == ()
+    assert set(decisions(again).values()) == {("reused", "up to date")}
+
+
+def test_one_changed_argument_runs_it_and_what_follows(flow: ModuleType, prefix: str) -> None:
+    run(chain(flow), prefix=prefix, launcher="inline")
+    changed = run(chain(flow, title="new"), prefix=prefix, launcher="inline")
+    assert [a.split("/")[0] for a in changed.executed] == ["describe"]
+    assert changed.record.nodes[-1].reason == "recipe is new: title: 't' -> 'new'"
+
+
+def test_an_ignored_argument_changes_nothing(flow: ModuleType, prefix: str) -> None:
+    source = flow.text()
+    run(flow.count(flow.clean(source), source), prefix=prefix, launcher="inline")
+    assert run(flow.count(flow.clean(source), source, log_every=7), prefix=prefix, launcher="inline").executed == ()
+
+
+def test_early_cutoff_stops_at_the_first_equal_output(module: Any, prefix: str) -> None:
+    first = module(FLOW)
+    run(chain(first), prefix=prefix, launcher="inline")
+    path = Path(first.__file__)
+    path.write_text(path.read_text().replace(".strip().lower()", ".lower().strip()"))
+    rerun = run(chain(first), prefix=prefix, launcher="process")
+    assert [a.split("/")[0] for a in rerun.executed] == ["clean"]
+    outcome, reason = decisions(rerun)["clean"]
+    assert (outcome, reason) == ("succeeded", f"code changed: step function {first.__name__}:clean")
+    assert rerun.record.nodes[1].attempt == 2
+
+
+def test_changed_inputs_rebuild_what_reads_them(flow: ModuleType, prefix: str) -> None:
+    run(chain(flow), prefix=prefix, launcher="inline")
+    path = Path(flow.__file__)
+    path.write_text(path.read_text().replace(".strip().lower()", ".upper()"))
+    plan = {p.name: p.reason for p in lower(chain(flow)).plan(prefix)}
+    assert plan["count"] == "input source will be made again"
+    rerun = run(chain(flow), prefix=prefix, launcher="process")
+    assert [a.split("/")[0] for a in rerun.executed] == ["clean", "count", "describe"]
+    assert decisions(rerun)["count"] == ("succeeded", "input source changed")
+    assert rerun.value(rerun.graph.targets[0])["longest"] == ["CCC"]
+
+
+def test_a_versioned_step_refuses_changed_code_and_recipe(flow: ModuleType, prefix: str) -> None:
+    run(flow.text(version="v1"), prefix=prefix, launcher="inline")
+    refused = run(flow.text(version="v1", content="other"), prefix=prefix, launcher="inline")
+    assert (refused.exit_code, refused.executed) == (3, ())
+    assert "content: 'a bb ccc' -> 'other'" in refused.record.nodes[0].reason
+    accept = Options(accept=("text",))
+    accepted = run(flow.text(version="v1", content="other"), prefix=prefix, launcher="inline", options=accept)
+    assert (accepted.ok, accepted.record.nodes[0].decision, accepted.values["text/v1"]) == (True, "accept", 8)
+    rebuild = Options(rebuild=("text",))
+    rebuilt = run(flow.text(version="v1", content="other"), prefix=prefix, launcher="inline", options=rebuild)
+    assert (rebuilt.values["text/v1"], rebuilt.record.nodes[0].attempt) == (5, 2)
+    assert (Path(prefix) / "text/v1/attempts/1/out/sub/text.txt").read_text() == "a bb ccc"
+    path = Path(flow.__file__)
+    path.write_text(path.read_text().replace("return len(content)", "return 1 + len(content)"))
+    drifted = run(flow.text(version="v1", content="other"), prefix=prefix, launcher="inline")
+    assert drifted.exit_code == 3
+    assert "code changed: step function" in drifted.record.nodes[0].reason
+    report = run(
+        flow.text(version="v1", content="other"),
+        prefix=prefix,
+        launcher="inline",
+        options=Options(on_code_change="report"),
+    )
+    assert (report.ok, report.executed) == (True, ())
+    assert report.record.nodes[0].reason.endswith("only reported")
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "message", "exit_code"),
+    [
+        ("raise", "ValueError", "no such luck", 1),
+        ("exit", "Crash", "ended with exit code 7 and left no result", 1),
+        ("kill", "Crash", "killed by SIGKILL", 1),
+        ("json", "TypeError", r"broken returned['a'][1] a set, which has no JSON form", 1),
+        ("user", "RuntimeError", "corpus 'x' is empty; name another", 2),
+    ],
+)
+def test_a_failed_body_is_told_and_blocks_its_dependants(
+    flow: ModuleType, prefix: str, how: str, kind: str, message: str, exit_code: int
+) -> None:
+    bad = flow.broken(how=how)
+    report = run(flow.describe([bad]), flow.text(), prefix=prefix, keep_going=True)
+    outcomes = decisions(report)
+    assert outcomes["describe"] == ("blocked", "blocked by broken")
+    assert outcomes["text"][0] == "succeeded"
+    failure = report.node(bad).failure
+    assert failure.type == kind
+    assert message in failure.message
+    assert report.exit_code == exit_code
+    with pytest.raises(StepFailedError, match=kind):
+        report.value(bad)
+    assert not (Path(prefix) / report.node(bad).address / "step.json").exists()
+
+
+def test_of_a_hundred_steps_one_fails_and_only_what_needs_it_is_blocked(flow: ModuleType, prefix: str) -> None:
+    bad = flow.broken()
+    blocked = [flow.describe([bad], title=str(i)) for i in range(30)]
+    fine = [flow.text(content=str(i)) for i in range(69)]
+    report = run(blocked, fine, prefix=prefix, launcher="inline", keep_going=True)
+    found = [n.outcome for n in report.record.nodes]
+    assert (found.count("succeeded"), found.count("blocked"), found.count("failed")) == (69, 30, 1)
+    again = run(blocked, fine, prefix=prefix, launcher="inline", keep_going=True)
+    assert [n.outcome for n in again.record.nodes].count("reused") == 69
+
+
+def test_fail_fast_starts_nothing_more(flow: ModuleType, prefix: str) -> None:
+    after = flow.describe([flow.broken()])
+    report = run(after, [flow.text(content=str(i)) for i in range(3)], prefix=prefix, launcher="inline")
+    assert report.executed == ()
+    assert [n.outcome for n in report.record.nodes] == ["failed", "blocked", "pending", "pending", "pending"]
+
+
+def test_retries_share_work_and_raise_the_epoch(flow: ModuleType, prefix: str) -> None:
+    assert resolve(flow.attempts(retries=2), prefix=prefix) == 3
+    report = run(flow.attempts(retries=2), prefix=prefix)
+    assert (report.executed, report.record.nodes[0].attempt) == ((), 3)
+
+
+def test_only_and_until_restrict_what_runs(flow: ModuleType, prefix: str) -> None:
+    target = chain(flow)
+    until = run(target, prefix=prefix, launcher="inline", options=Options(until=("clean",)))
+    assert [a.split("/")[0] for a in until.executed] == ["text", "clean"]
+    only = run(target, prefix=prefix, launcher="inline", options=Options(only=("describe",)))
+    assert [n.outcome for n in only.record.nodes] == ["reused", "reused", "unselected", "blocked"]
+    forced = run(target, prefix=prefix, launcher="inline", options=Options(force=("text",)))
+    assert [a.split("/")[0] for a in forced.executed] == ["text", "count", "describe"]
+    with pytest.raises(UsageError, match="--only nothing: no step of that name; there are text"):
+        run(target, prefix=prefix, options=Options(only=("nothing",)))
+
+
+def test_a_damaged_or_corrupt_step_is_made_again_and_others_are_not(flow: ModuleType, prefix: str) -> None:
+    report = run(chain(flow), prefix=prefix, launcher="inline")
+    text, clean, _, describe = report.graph.addresses
+    (Path(prefix) / clean / "attempts/1/out/text.txt").write_text("truncat")
+    record = Path(prefix) / describe / "step.json"
+    record.write_text(record.read_text()[:100])
+    rerun = run(chain(flow), prefix=prefix, launcher="inline")
+    assert rerun.executed == (clean, describe)
+    assert "text.txt has 7 bytes instead of 8" in rerun.node(clean).reason
+    assert "record is corrupt" in rerun.node(describe).reason
+
+
+def test_a_moved_prefix_is_still_valid(flow: ModuleType, prefix: str, tmp_path: Path) -> None:
+    run(chain(flow), prefix=prefix, launcher="inline")
+    moved = tmp_path / "elsewhere"
+    Path(prefix).rename(moved)
+    report = run(chain(flow), prefix=str(moved), launcher="inline")
+    assert report.executed == ()
+    assert report.path(report.graph.addresses[0]).is_relative_to(moved)
+    assert prefix not in "".join(p.read_text() for p in moved.rglob("*.json") if p.parent.name != "runs")
+
+
+def test_adopted_data_is_read_in_place_and_known_by_content(flow: ModuleType, prefix: str, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        (tmp_path / name / "sub" / "text.txt").write_text("X Y")
+    target = flow.clean(adopt(tmp_path / "one", name="raw"))
+    assert run(target, prefix=prefix).ok
+    assert run(flow.clean(adopt(tmp_path / "two", name="raw")), prefix=prefix).executed == ()
+    (tmp_path / "two" / "sub" / "text.txt").write_text("X Z")
+    assert len(run(flow.clean(adopt(tmp_path / "two", name="raw")), prefix=prefix).executed) == 1
+    assert not (Path(prefix) / "raw").exists()
+
+
+def test_a_path_is_where_the_output_lies(flow: ModuleType, prefix: str) -> None:
+    with pytest.raises(MissingOutputError, match="never run"):
+        flow.text().path(prefix)
+    resolve(flow.text(), prefix=prefix, launcher="inline")
+    assert (flow.text().path(prefix) / "sub/text.txt").exists()
+
+
+def test_memory_prefix_keeps_outputs_for_inline_runs(flow: ModuleType, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    assert run(chain(flow), prefix=url, launcher="inline").ok
+    assert run(chain(flow), prefix=url, launcher="inline").executed == ()
+    with pytest.raises(UsageError, match="launcher='inline'"):
+        StepRunner(url)
+    with pytest.raises(PrefixError, match="cannot swap a record conditionally"):
+        StepRunner("s3://bucket/x")
+
+
+def test_an_unwritable_prefix_is_named(flow: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PrefixError, match=r"file.*Not a directory.*choose another --prefix"):
+        run(flow.text(), prefix=tmp_path / "file" / "prefix")
+
+
+def test_sources_edited_after_the_plan_are_not_run_under_its_digest(flow: ModuleType, prefix: str) -> None:
+    graph = lower(flow.text())
+    path = Path(flow.__file__)
+    path.write_text(path.read_text() + "\n\n")
+    report = StepRunner(prefix).run(graph)
+    assert report.record.nodes[0].failure.type == "SourceChanged"
+
+
+def test_the_run_record_has_every_node_with_reason(flow: ModuleType, prefix: str) -> None:
+    report = run(chain(flow), prefix=prefix, launcher="inline")
+    data = json.loads((Path(prefix) / "runs" / f"{report.record.run_id}.json").read_text())
+    assert data["status"] == "succeeded"
+    assert [n["reason"] for n in data["nodes"]] == ["no committed output"] * 4
+    assert data["nodes"][2]["arguments"] == {
+        "source": {"step": report.graph.addresses[1]},
+        "size": {"step": report.graph.addresses[0]},
+        "log_every": 1,
+    }
+    assert data["environment"]["num_cpus"] >= 1

@@ -1,0 +1,115 @@
+"""The store: whole files or none, conditional writes, honest manifests."""
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from marin_core.errors import PrefixError, UsageError
+from marin_core.handles import Input, Out
+from marin_core.store import Store, manifest
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "p") if request.param == "local" else f"memory://{tmp_path.name}")
+
+
+def test_what_is_written_is_read_and_listed(store: Store) -> None:
+    assert store.read("a/b.json") is None
+    store.write("a/b.json", b"1")
+    store.write("a/b.json", b"2")
+    assert store.read("a/b.json") == b"2"
+    assert store.names("a") == ["b.json"]
+    assert list(store.find("b.json")) == ["a/b.json"]
+    store.delete("a/b.json")
+    assert store.read("a/b.json") is None
+    assert store.names("nothing") == []
+
+
+def test_exclusive_writers_lose_no_update(store: Store) -> None:
+    store.write("n", b"0")
+
+    def add() -> None:
+        for _ in range(50):
+            with store.exclusive("n"):
+                store.write("n", str(int(store.read("n")) + 1).encode(), durable=False)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.read("n") == b"200"
+
+
+def test_readers_see_whole_records_while_one_is_rewritten(tmp_path: Path) -> None:
+    store, over, seen = Store(str(tmp_path)), threading.Event(), set()
+    store.write("r", b"a" * 100_000)
+
+    def rewrite() -> None:
+        for i in range(200):
+            store.write("r", (b"a", b"b")[i % 2] * 100_000, durable=False)
+        over.set()
+
+    writer = threading.Thread(target=rewrite)
+    writer.start()
+    while not over.is_set():
+        data = store.read("r")
+        seen.add((len(data), len(set(data))))
+    writer.join()
+    assert seen == {(100_000, 1)}
+
+
+def test_no_space_left_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(str(tmp_path))
+    real = Path.open
+
+    def on_a_full_disk(path: Path, *args: object, **kwargs: object) -> object:
+        return real(Path("/dev/full") if path.name.endswith(".tmp") else path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", on_a_full_disk)
+    with pytest.raises(PrefixError, match="no space left on the device"):
+        store.write("r", b"data")
+    assert store.read("r") is None
+
+
+def test_an_unwritable_prefix_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PrefixError, match="Not a directory"):
+        Store(str(tmp_path / "file" / "below")).check_writable()
+
+
+def test_a_manifest_has_every_file_with_size_and_sha256(tmp_path: Path) -> None:
+    contents = {"b.txt": b"b" * 3_000_000, "a/x.bin": b"", "a/y.bin": os.urandom(10)}
+    for name, data in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    files = manifest(tmp_path)
+    assert [(f.path, f.size, f.sha256) for f in files] == [
+        (name, len(contents[name]), hashlib.sha256(contents[name]).hexdigest()) for name in sorted(contents)
+    ]
+    store = Store(str(tmp_path.parent))
+    assert store.damage(tmp_path.name, files, deep=True) == []
+    (tmp_path / "a/y.bin").write_bytes(os.urandom(10))
+    (tmp_path / "b.txt").unlink()
+    assert store.damage(tmp_path.name, files) == ["b.txt is missing"]
+    assert store.damage(tmp_path.name, files, deep=True) == [
+        "a/y.bin has another sha256 than recorded",
+        "b.txt is missing",
+    ]
+
+
+def test_a_symbolic_link_is_no_output(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    with pytest.raises(PrefixError, match="link is a symbolic link"):
+        manifest(tmp_path)
+
+
+def test_handles_stay_in_their_directory_and_inputs_are_read_only(tmp_path: Path) -> None:
+    for name in ("../x", "/etc/passwd", "a/../../x"):
+        with pytest.raises(UsageError, match="leaves the directory"):
+            Out(str(tmp_path)).open(name, "w")
+    with pytest.raises(UsageError, match="read-only"):
+        Input(str(tmp_path)).open("x", "w")

@@ -1,0 +1,31 @@
+"""The package's surface, and what importing it costs."""
+
+import subprocess
+import sys
+import types
+
+import marin_rigging
+
+
+def test_all_equals_the_public_names() -> None:
+    public = {
+        name
+        for name, value in vars(marin_rigging).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType)
+    }
+    assert public == set(marin_rigging.__all__)
+
+
+def test_every_public_name_is_documented() -> None:
+    assert [name for name in marin_rigging.__all__ if not getattr(marin_rigging, name).__doc__] == []
+
+
+def test_no_module_bears_the_name_of_a_public_function() -> None:
+    modules = {name for name, value in vars(marin_rigging).items() if isinstance(value, types.ModuleType)}
+    assert modules.isdisjoint(marin_rigging.__all__)
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = "import sys, marin_rigging; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {"yaml", "rich", "tyro", "numpy", "ray", "jax"}.isdisjoint(loaded)

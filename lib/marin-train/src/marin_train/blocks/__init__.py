@@ -1,0 +1,21 @@
+"""Parts that model families share: each declares its parameters beside the function that uses them."""
+
+from marin_train.blocks.attention import Attention, attention_parameters
+from marin_train.blocks.contraction import contract
+from marin_train.blocks.layers import apply_layers
+from marin_train.blocks.mlp import SwiGLU, swiglu_parameters
+from marin_train.blocks.norms import rms_norm
+from marin_train.blocks.rope import Rotation, rotary, rotate
+
+__all__ = [
+    "Attention",
+    "Rotation",
+    "SwiGLU",
+    "apply_layers",
+    "attention_parameters",
+    "contract",
+    "rms_norm",
+    "rotary",
+    "rotate",
+    "swiglu_parameters",
+]

@@ -1,0 +1,33 @@
+"""Rotary position embeddings: each pair (i, i + dim/2) of a head is turned by an angle proportional to its position.
+
+Scores then depend on the distance of two positions alone. The pairing is the "rotate-half" one of published Llama
+checkpoints. Angles are float32: at position 100,000 bfloat16 angles would be whole turns off.
+
+See: Su et al. 2021, "RoFormer" (arXiv 2104.09864).
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of every angle, a row a position; the leading dim is 1 where all sequences share positions."""
+
+    cos: Float[Array, "#batch seq half"]
+    sin: Float[Array, "#batch seq half"]
+
+
+def rotary(positions: Int[Array, "#batch seq"], *, head_dim: int, theta: float) -> Rotation:
+    """The rotation by ``positions * theta ** (-2 i / head_dim)`` for pair i."""
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = positions.astype(jnp.float32)[..., None] * frequencies
+    return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+def rotate(x: Float[Array, "batch seq heads dim"], rotation: Rotation) -> Float[Array, "batch seq heads dim"]:
+    """`x` with every head turned by its position's angles."""
+    cos, sin = rotation.cos[:, :, None, :], rotation.sin[:, :, None, :]
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -1,0 +1,143 @@
+"""``marin-train``: train, evaluate, sample and describe from the shell; a thin layer over the functions of those names.
+
+Results go to standard output, one JSON document with ``--json``; progress and warnings go to standard error. Exit
+codes: 0 done, 1 something failed or was interrupted, 2 usage or bad input, 3 refused because something drifted.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from marin_train.errors import MarinTrainError
+
+Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="A.B=C"), tyro.conf.UseAppendAction]
+
+
+def run(config: Path, /, *, out: Path, set_: Overrides = (), json: bool = False) -> None:
+    """Train a model, or go on where a run was stopped.
+
+    Example: marin-train run nano.toml --set optimizer.learning_rate=0.002 --out runs/nano
+
+    Args:
+        config: the run's configuration, .json or .toml, nested like TrainConfig.
+        out: the run's directory.
+        set_: override one field, by its dotted name; may be given again.
+        json: print the run's summary as JSON.
+    """
+    from marin_train.config_files import load
+    from marin_train.loop import train
+
+    result = train(load(config, overrides=set_), out)
+    _print(result.summary if json else f"loss {result.loss:.4f}\n{result.checkpoint}")
+
+
+def evaluate(checkpoint: Path, store: Path, /, *, batch_size: int = 8, json: bool = False) -> None:
+    """Score every token of a token store: loss and bits/byte.
+
+    Example: marin-train eval runs/nano stores/validation
+
+    Args:
+        checkpoint: a checkpoint, or a run's directory, whose newest one is taken.
+        store: a token store.
+        batch_size: sequences at a time.
+        json: print the evaluation as JSON.
+    """
+    from marin_train.evaluation import evaluate
+
+    result = evaluate(checkpoint, store, batch_size=batch_size)
+    text = (
+        f"loss {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte "
+        f"({result.num_tokens:,} tokens, {result.num_bytes:,} bytes, {result.num_documents:,} documents)"
+    )
+    _print(result.to_dict() if json else text)
+
+
+def generate(
+    checkpoint: Path,
+    prompt: str,
+    /,
+    *,
+    max_new_tokens: int = 128,
+    temperature: float = 0.8,
+    top_p: float = 0.95,
+    seed: int = 0,
+    num_samples: int = 1,
+    json: bool = False,
+) -> None:
+    """Continue a prompt.
+
+    Example: marin-train generate runs/nano "import os" --temperature 0.5
+
+    Args:
+        checkpoint: a checkpoint, or a run's directory, whose newest one is taken.
+        prompt: the beginning; "" asks for a document from its start.
+        max_new_tokens: tokens at most.
+        temperature: 0 takes the likeliest token; 1 draws from the model's distribution.
+        top_p: draw only from the likeliest tokens whose probabilities sum to this.
+        seed: of the draws.
+        num_samples: continuations to draw.
+        json: print prompt and continuations as JSON.
+    """
+    from marin_train.generation import generate
+
+    texts = generate(
+        checkpoint,
+        [prompt] * num_samples,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+    )
+    _print({"prompt": prompt, "continuations": texts} if json else "\n---\n".join(prompt + text for text in texts))
+
+
+def describe(config: Path, /, *, set_: Overrides = (), json: bool = False) -> None:
+    """Show a run's parameters, counts and cost; nothing is allocated and no data are read.
+
+    Example: marin-train describe nano.toml
+
+    Args:
+        config: the run's configuration, .json or .toml, nested like TrainConfig.
+        set_: override one field, by its dotted name; may be given again.
+        json: print the description as JSON.
+    """
+    from marin_train.config_files import load
+    from marin_train.description import describe, to_text
+
+    description = describe(load(config, overrides=set_))
+    _print(description if json else to_text(description))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command's entry point; exits with the codes of the module's docstring."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    # Progress is ours to tell; what the libraries below have to say is not, unless it warns.
+    logging.getLogger("marin_train").setLevel(logging.INFO)
+    commands = {"run": run, "eval": evaluate, "generate": generate, "describe": describe}
+    description = "Train, evaluate and sample language models. Exit codes: 0 done, 1 failed, 2 bad input, 3 refused."
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            commands,
+            args=arguments,
+            prog="marin-train",
+            description=description,
+            config=(tyro.conf.FlagCreatePairsOff,),
+        )
+    except MarinTrainError as error:
+        print(f"marin-train: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(1)
+
+
+def _print(result: Any) -> None:
+    print(result if isinstance(result, str) else json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

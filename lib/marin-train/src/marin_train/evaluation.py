@@ -1,0 +1,111 @@
+"""Evaluation: the loss of a model over a token store, every token scored exactly once, every byte counted exactly once.
+
+The store's documents are one stream. An end-of-sequence id is put before it, so that the first document has the same
+beginning as all others, and the stream is cut into windows of the training length: each token is predicted once, from
+what precedes it in its window, the ids that end documents included. The last window is filled up and masked.
+
+Losses of different tokenizers cannot be compared by token, but by byte: bits/byte is the total loss, in bits, over the
+UTF-8 bytes of the text, which the store counts and does not estimate.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from marin_train.checkpoints import TrainedModel, load_model
+from marin_train.data.packing import Sequences
+from marin_train.data.store import TokenStore
+from marin_train.errors import TokenStoreError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A model's loss over a token store.
+
+    Attributes:
+        loss: nats a token.
+        bits_per_byte: total loss in bits over the text's UTF-8 bytes.
+        num_tokens: tokens scored: all of the store's.
+        num_bytes: bytes of the text.
+        num_documents: documents of the store.
+        store_digest: sha256 of its manifest.
+    """
+
+    loss: float
+    bits_per_byte: float
+    num_tokens: int
+    num_bytes: int
+    num_documents: int
+    store_digest: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The evaluation as JSON-able values."""
+        return asdict(self)
+
+
+def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) -> Evaluation:
+    """Scores a whole token store.
+
+    Args:
+        checkpoint: a checkpoint's directory, or a run's, whose newest checkpoint is taken.
+        store: a token store's directory, written with the checkpoint's tokenizer.
+        batch_size: windows at a time; it changes the speed alone.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint.
+        TokenStoreError: the store is damaged or empty, has another tokenizer, or no id to begin documents with.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from marin_train.losses import Batch, token_losses
+
+    data = TokenStore.open(store)
+    trained = load_model(checkpoint)
+    _check_fits(data, trained)
+    score = jax.jit(lambda model, batch: token_losses(model, batch, config=trained.config.model, policy=trained.policy))
+    total = 0.0
+    for windows in _windows(data, seq_len=trained.config.data.seq_len, batch_size=batch_size):
+        batch = Batch(tokens=jnp.asarray(windows.tokens), loss_mask=jnp.asarray(windows.loss_mask))
+        losses = np.asarray(score(trained.model, batch), np.float64)
+        total += float(losses.sum(where=windows.loss_mask))
+    return Evaluation(
+        loss=total / data.num_tokens,
+        bits_per_byte=total / math.log(2) / data.num_bytes,
+        num_tokens=data.num_tokens,
+        num_bytes=data.num_bytes,
+        num_documents=data.num_documents,
+        store_digest=data.digest,
+    )
+
+
+def _windows(store: TokenStore, *, seq_len: int, batch_size: int) -> Iterator[Sequences]:
+    """The stream behind one end-of-sequence id, as batches of equal shape; the mask marks the store's own tokens."""
+    per_batch = seq_len * batch_size
+    for start in range(0, store.num_tokens, per_batch):
+        stop = min(start + per_batch, store.num_tokens)
+        before = store.read(start - 1, start) if start else np.array([store.eos_id], np.int32)
+        targets = np.zeros(per_batch, np.int32)
+        targets[: stop - start] = store.read(start, stop)
+        mask = np.arange(per_batch) < stop - start
+        first = np.concatenate([before, targets[seq_len - 1 : -1 : seq_len]])
+        rows = targets.reshape(batch_size, seq_len)
+        yield Sequences(np.concatenate([first[:, None], rows], axis=1), mask.reshape(batch_size, seq_len))
+
+
+def _check_fits(store: TokenStore, trained: TrainedModel) -> None:
+    if store.num_tokens == 0 or store.num_bytes == 0:
+        raise TokenStoreError(f"{store.path} holds no text; an evaluation needs at least one document")
+    if store.eos_id is None:
+        raise TokenStoreError(f"{store.path}: special_ids.eos is null; the first document has nothing to begin with")
+    digest = hashlib.sha256(trained.tokenizer_file.read_bytes()).hexdigest()
+    if digest != store.tokenizer_digest:
+        raise TokenStoreError(
+            f"{store.path} was tokenized with {store.tokenizer_digest[:12]}, {trained.path} was trained with "
+            f"{digest[:12]}; tokenize it with {trained.tokenizer_file}"
+        )

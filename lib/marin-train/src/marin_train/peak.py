@@ -1,0 +1,37 @@
+"""The rate that utilisation is a fraction of: what this machine's matrix products reach, measured and not looked up.
+
+A data sheet's number would be wrong for most machines that run this (virtual cores, shared sockets, lower clocks), and
+would make an MFU that no code could reach. Measured once at a run's first start and recorded with it.
+"""
+
+import time
+
+from marin_train.policy import Policy
+
+_SIZE = 1024
+"""Large enough to reach the peak, small enough that one of many repetitions runs undisturbed."""
+_SECONDS = 0.4
+
+
+def peak_flops(policy: Policy) -> float:
+    """The best rate of a square float32 product under this policy, over all devices: FLOP/s, two a multiply-add.
+
+    Args:
+        policy: how operands are rounded before they are multiplied.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    from marin_train.blocks import contract
+
+    a = jnp.ones((_SIZE, _SIZE), jnp.float32)
+    product = jax.jit(lambda x, y: contract("mk,kn->mn", x, y, operands=policy.operands))
+    product(a, a).block_until_ready()
+    best, stop = float("inf"), time.perf_counter() + _SECONDS
+    while time.perf_counter() < stop:
+        start = time.perf_counter()
+        product(a, a).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    devices = jax.devices()
+    # Virtual devices on one CPU share its cores.
+    return 2 * _SIZE**3 / best * (1 if devices[0].platform == "cpu" else len(devices))

@@ -1,0 +1,178 @@
+"""How this machine computes a step fastest: chosen by measuring, named, recorded, and reused on resume.
+
+A policy changes the speed and the rounding of a step, never its meaning. Which one is fastest follows from matrix
+units, cache sizes and the compiler, so it is measured at a run's first start and never guessed from a platform's name.
+Two measurements can differ and so can the last digits of two policies: a run therefore records its policy, and a
+resume takes the recorded one, which keeps its losses bitwise equal.
+"""
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from marin_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from marin_train.configs import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+Operands = Literal["float32", "bfloat16"]
+Backend = Literal["reference", "blocked"]
+
+SECONDS = 5.0
+"""No further candidate is compiled once a choice has taken this long."""
+
+REPETITIONS = 3
+"""Timed runs a candidate."""
+
+PROBE_TOKENS = 4096
+"""Tokens in a probe at most: enough to fill the machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """How a step is computed.
+
+    Args:
+        operands: the type to which operands of matrix products are rounded; results are float32 always.
+        attention: the body of causal attention.
+        remat: whether the backward pass recomputes a layer from its input rather than keeping what it computed.
+        scan: whether layers are a compiled loop rather than unrolled.
+    """
+
+    operands: Operands = "float32"
+    attention: Backend = "reference"
+    remat: bool = False
+    scan: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its parts joined by dashes, in order: ``bfloat16-blocked-remat-unroll``."""
+        remat, scan = "remat" if self.remat else "keep", "scan" if self.scan else "unroll"
+        return f"{self.operands}-{self.attention}-{remat}-{scan}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as JSON-able values."""
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> "Policy":
+        """The policy that `to_dict` gave."""
+        return Policy(**values)
+
+
+def by_name(name: str) -> Policy:
+    """The policy of that name.
+
+    Raises:
+        ConfigError: there is none, with an example of one.
+    """
+    for policy in _all():
+        if policy.name == name:
+            return policy
+    raise ConfigError(f"TrainConfig.policy={name!r} is not a policy; use 'auto', or a name such as {Policy().name!r}")
+
+
+def _all() -> list[Policy]:
+    return [
+        Policy(operands=operands, attention=attention, remat=remat, scan=scan)
+        for operands in ("float32", "bfloat16")
+        for attention in ("reference", "blocked")
+        for remat in (False, True)
+        for scan in (False, True)
+    ]
+
+
+def choose(config: "TrainConfig") -> Policy:
+    """The policy that `config` names, or, for ``auto``, the one measured fastest on this machine.
+
+    Two measurements, each of a few repetitions at the run's own shapes: first a feed-forward product and its
+    derivatives, which settles the operands; then forward and backward through up to four layers, which settles the
+    rest. Candidates are tried in order of promise until `SECONDS` are spent; one that this backend cannot compile or
+    run is no candidate.
+
+    Raises:
+        ConfigError: `config.policy` is neither ``auto`` nor a policy's name.
+    """
+    if config.policy != "auto":
+        return by_name(config.policy)
+    deadline = time.perf_counter() + SECONDS
+    operands = _fastest(
+        {Policy(operands=name): partial(_product_probe, config, operands=name) for name in ("float32", "bfloat16")},
+        deadline=deadline,
+    ).operands
+    candidates = [
+        Policy(operands=operands, attention="blocked", remat=True, scan=True),
+        Policy(operands=operands, attention="blocked", remat=False, scan=True),
+        Policy(operands=operands, attention="blocked", remat=False, scan=False),
+        Policy(operands=operands, attention="reference", remat=False, scan=True),
+    ]
+    return _fastest({policy: partial(_layers_probe, config, policy=policy) for policy in candidates}, deadline=deadline)
+
+
+def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, deadline: float) -> Policy:
+    """The policy whose probe, once built, runs shortest; the first is always tried, the others until the deadline."""
+    import jax
+
+    runs: dict[Policy, Callable[[], object]] = {}
+    for policy, probe in probes.items():
+        if runs and time.perf_counter() > deadline:
+            break
+        try:
+            run = probe()
+            jax.block_until_ready(run())
+        except jax.errors.JaxRuntimeError as error:
+            logger.info("policy %s cannot run here: %s", policy.name, str(error).splitlines()[0])
+        else:
+            runs[policy] = run
+    if not runs:
+        raise ConfigError("none of the policies runs on this machine; pin one that does with TrainConfig.policy")
+    seconds = dict.fromkeys(runs, math.inf)
+    for _ in range(REPETITIONS):  # interleaved, and the best of each: another process then disturbs all alike
+        for policy, run in runs.items():
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            seconds[policy] = min(seconds[policy], time.perf_counter() - start)
+    for policy, best in seconds.items():
+        logger.info("policy %s: %.1f ms", policy.name, 1e3 * best)
+    return min(seconds, key=lambda policy: seconds[policy])
+
+
+def _product_probe(config: "TrainConfig", *, operands: Operands) -> Callable[[], object]:
+    import jax
+    import jax.numpy as jnp
+
+    from marin_train.blocks import contract
+
+    model, rows = config.model, min(config.batch_size * config.data.seq_len, PROBE_TOKENS)
+    x, weight = jnp.ones((rows, model.hidden_dim)), jnp.ones((model.hidden_dim, model.mlp_dim))
+
+    def cost(x: jax.Array, weight: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.square(contract("td,df->tf", x, weight, operands=operands)))
+
+    return partial(jax.jit(jax.grad(cost, argnums=(0, 1))), x, weight)
+
+
+def _layers_probe(config: "TrainConfig", *, policy: Policy) -> Callable[[], object]:
+    import jax
+    import jax.numpy as jnp
+
+    from marin_train import models
+    from marin_train.parameters import init_model
+
+    shape = dataclasses.replace(config.model, num_layers=min(4, config.model.num_layers), vocab_size=256)
+    family = models.family(shape)
+    model = init_model(family.Model, family.parameter_table(shape), seed=0)
+    seq_len = config.data.seq_len
+    tokens = jnp.zeros((max(1, min(config.batch_size, PROBE_TOKENS // seq_len)), seq_len), jnp.int32)
+
+    def cost(model: Any) -> jax.Array:
+        return jnp.sum(jnp.square(family.forward(model, tokens, config=shape, policy=policy)))
+
+    return partial(jax.jit(jax.grad(cost)), model)

@@ -1,0 +1,148 @@
+"""What a run directory says about its run: ``run.json`` before the first step, ``summary.json`` after the last.
+
+``run.json`` is written once, at the first start, and holds what a start decides by measuring: the policy and the peak
+rate that utilisation is a fraction of. A restart reads it, so that it computes with the same rounding and reports
+against the same peak. ``summary.json`` is the run's row of the run table, the contract with the scaling-law tools; the
+budget and the recipe are the caller's to add.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from marin_train.certificates import CADENCE, check_same_run, flatten
+from marin_train.configs import TrainConfig, to_dict
+from marin_train.errors import CheckpointError, ConfigError
+
+logger = logging.getLogger(__name__)
+
+RECORD = "run.json"
+SUMMARY = "summary.json"
+FINAL_LOSS_STEPS = 10
+"""The summary's loss is the mean over so many last steps: one step's loss is mostly the luck of its batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What was decided at a run's first start.
+
+    Attributes:
+        run_id: 12 hex digits over configuration and data; equal runs have equal ids wherever they are.
+        config: the configuration, as plain values.
+        policy: the policy, as plain values.
+        policy_name: its name.
+        peak_flops: FLOP/s of this machine's matrix products under that policy.
+        stores: mixture component -> sha256 of its token store's manifest.
+    """
+
+    run_id: str
+    config: dict[str, Any]
+    policy: dict[str, Any]
+    policy_name: str
+    peak_flops: float
+    stores: dict[str, str]
+
+
+def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]) -> RunRecord:
+    """Reads the record of a run that goes on, or measures the machine and writes that of a new one.
+
+    Args:
+        out_dir: the run's directory, created where absent.
+        config: the run.
+        stores: mixture component -> sha256 of its token store's manifest.
+
+    Raises:
+        CheckpointError: the directory belongs to a run with another configuration.
+        ConfigError: the directory cannot be written, or ``config.policy`` names no policy.
+    """
+    file = out_dir / RECORD
+    if file.is_file():
+        try:
+            record = RunRecord(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{file} cannot be read ({error}); restore it or choose another directory") from None
+        check_same_run(record.config, config, where=out_dir)
+        return record
+    from marin_train.peak import peak_flops
+    from marin_train.policy import choose
+
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        policy = choose(config)
+        record = RunRecord(
+            run_id=_run_id(config, stores),
+            config=to_dict(config),
+            policy=policy.to_dict(),
+            policy_name=policy.name,
+            peak_flops=peak_flops(policy),
+            stores=dict(stores),
+        )
+        write_json(file, asdict(record))
+    except OSError as error:
+        raise ConfigError(f"output directory {out_dir} cannot be written: {error.strerror or error}") from None
+    logger.info("policy %s, matrix products at %.0f GFLOP/s", record.policy_name, record.peak_flops / 1e9)
+    return record
+
+
+def summarise(
+    record: RunRecord, rows: Sequence[Mapping[str, Any]], *, config: TrainConfig, tokens_unique: int, mixture: str
+) -> dict[str, Any]:
+    """The run table's row of a finished run.
+
+    Args:
+        record: what the first start decided.
+        rows: all rows of ``metrics.jsonl``.
+        config: the run.
+        tokens_unique: predicted tokens, each counted once however often it was trained on.
+        mixture: the mixture's digest.
+    """
+    from marin_train import models
+    from marin_train.flops import flops_per_token
+
+    table = models.family(config.model).parameter_table(config.model)
+    tokens = config.steps * config.batch_size * config.data.seq_len
+    flops = flops_per_token(config.model, seq_len=config.data.seq_len, causal=False)
+    last = [row["loss"] for row in rows[-FINAL_LOSS_STEPS:]]
+    seconds = sum(row["step_time_s"] for row in rows)
+    return {
+        "run_id": record.run_id,
+        "num_params_total": table.size,
+        # An expert counts by the share of tokens that meet it.
+        "num_params_active": round(sum(p.size * (p.multiplied if p.role == "expert" else 1) for p in table)),
+        "num_params_non_embedding": sum(p.size for p in table if p.role not in ("embed", "head")),
+        "num_experts": 0,
+        "granularity": None,
+        "tokens": tokens,
+        "tokens_unique": tokens_unique,
+        "flops_total": flops * tokens,
+        "loss": sum(last) / len(last),
+        "loss_name": f"train, mean of the last {len(last)} steps",
+        "loss_unit": "nats/token",
+        "eval_digest": None,
+        "mixture_digest": mixture,
+        "seed": config.seed,
+        "params_convention": "total: every leaf once; non_embedding: without embedding and head",
+        "flops_convention": "3 x forward; matrix products with the head, full attention map, no recomputation",
+        "policy": record.policy_name,
+        "peak_flops": record.peak_flops,
+        "seconds": seconds,
+        "mfu_full": flops * tokens / seconds / record.peak_flops,
+        "config": to_dict(config),
+    }
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(values, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def _run_id(config: TrainConfig, stores: Mapping[str, str]) -> str:
+    decisive = {name: value for name, value in flatten(to_dict(config)) if not CADENCE.fullmatch(name)}
+    return hashlib.sha256(json.dumps([decisive, dict(stores)], sort_keys=True).encode()).hexdigest()[:12]

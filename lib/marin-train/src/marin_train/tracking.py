@@ -1,0 +1,77 @@
+"""Tracking: where a run's rows go. Three methods, so that any service can be one; the built-in one is a file.
+
+The file is the record: one JSON object a line, appended as steps finish. A resumed run first cuts off the rows after
+the checkpoint it continues from, so that the file reads as if the run had never stopped, except for its times.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+
+class Tracker(Protocol):
+    """What a run tells, in this order: `start` once, `log` once a step, `finish` once if the run completed."""
+
+    def start(self, record: Mapping[str, Any], *, step: int) -> None:
+        """The run begins, or goes on after ``step`` completed steps; ``record`` is its configuration and policy."""
+        ...
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """One step's metrics; ``row["step"]`` counts from 1."""
+        ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """The run's row for the run table."""
+        ...
+
+
+class JsonlTracker:
+    """Rows appended to a file, each handed to the operating system before the next step's.
+
+    Args:
+        path: the ``metrics.jsonl``; its directory exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: TextIO | None = None
+
+    def start(self, record: Mapping[str, Any], *, step: int) -> None:
+        self._path.touch()
+        with self._path.open("r+b") as file:
+            file.truncate(sum(length for _, length in _rows(self._path, last_step=step)))
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        if self._file is None:
+            raise ValueError("JsonlTracker.log before start")
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file; also right after a run that did not finish."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a ``metrics.jsonl``, without one that a killed process left half written."""
+    return [row for row, _ in _rows(Path(path))]
+
+
+def _rows(path: Path, *, last_step: int | None = None) -> Iterator[tuple[dict[str, Any], int]]:
+    """Whole rows with their lengths in bytes, up to ``last_step`` or the first line that is not one."""
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                return
+            if not line.endswith(b"\n") or (last_step is not None and row["step"] > last_step):
+                return
+            yield row, len(line)

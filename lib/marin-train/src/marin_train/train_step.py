@@ -1,0 +1,112 @@
+"""One step of training: one compiled program from (state, batch) to (state, metrics), in place.
+
+The state is donated, so that a step holds one copy of it. The batch is spread over the mesh's data axis and the loss is
+a quotient of global sums, so that the program's result does not depend on the number of devices beyond rounding.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from marin_train import models
+from marin_train.configs import TrainConfig
+from marin_train.losses import Batch, batch_loss
+from marin_train.mesh import check_batch_size, sharding
+from marin_train.optim import make_optimizer, make_schedule
+from marin_train.parameters import init_model, map_parameters
+from marin_train.policy import Policy
+
+__all__ = ["Batch", "TrainState", "TrainStep", "init_state", "make_train_step"]
+
+
+class TrainState(eqx.Module):
+    """All that a step changes.
+
+    Args:
+        model: the parameters, float32.
+        opt_state: the optimizer's state.
+        step: the number of updates done.
+    """
+
+    model: Any
+    opt_state: optax.OptState
+    step: Int[Array, ""]
+
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Float[Array, ""]]]]
+
+
+def init_state(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> TrainState:
+    """The state before the first update: drawn from `config.seed`, each leaf placed where the mesh wants it."""
+    family = models.family(config.model)
+    table = family.parameter_table(config.model)
+    optimizer = make_optimizer(config, table)
+
+    def initial() -> TrainState:
+        model = init_model(family.Model, table, seed=config.seed)
+        return TrainState(model=model, opt_state=optimizer.init(model), step=jnp.zeros((), jnp.int32))
+
+    return jax.jit(initial, out_shardings=state_shardings(config, mesh=mesh))()
+
+
+def state_shardings(config: TrainConfig, *, mesh: Mesh) -> TrainState:
+    """Where each leaf of the state lies: an optimizer's moments beside their parameter, its counters everywhere."""
+    family = models.family(config.model)
+    table = family.parameter_table(config.model)
+
+    def shapes() -> tuple[Any, optax.OptState]:
+        model = init_model(family.Model, table, seed=config.seed)
+        return model, make_optimizer(config, table).init(model)
+
+    model, opt_state = jax.eval_shape(shapes)
+    by_parameter = map_parameters(lambda parameter: sharding(mesh, parameter.dims), table, model)
+    everywhere = sharding(mesh, ())
+    return TrainState(
+        model=by_parameter,
+        opt_state=optax.tree.map_params(
+            make_optimizer(config, table),
+            lambda _, placed: placed,
+            opt_state,
+            by_parameter,
+            transform_non_params=lambda _: everywhere,
+        ),
+        step=everywhere,
+    )
+
+
+def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> TrainStep:
+    """The compiled step. It consumes the state that it is given.
+
+    Returns:
+        A function of state and batch to the next state and its metrics, scalars on the device: ``loss`` (mean
+        cross-entropy, nats a token), ``grad_norm`` (over all leaves, before the clip), ``lr``, ``num_tokens``.
+    """
+    check_batch_size(mesh, config.batch_size)
+    optimizer = make_optimizer(config, models.family(config.model).parameter_table(config.model))
+    schedule = make_schedule(config)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        def objective(model: Any) -> tuple[Array, Any]:
+            loss = batch_loss(model, batch, config=config.model, policy=policy, z_loss=config.z_loss)
+            return loss.objective, loss
+
+        gradients, loss = jax.grad(objective, has_aux=True)(state.model)
+        updates, opt_state = optimizer.update(gradients, state.opt_state, state.model)
+        metrics = {
+            "loss": loss.cross_entropy,
+            "grad_norm": optax.global_norm(gradients),
+            "lr": schedule(state.step),
+            "num_tokens": loss.num_tokens,
+        }
+        model = optax.apply_updates(state.model, updates)
+        return TrainState(model=model, opt_state=opt_state, step=state.step + 1), metrics
+
+    state = state_shardings(config, mesh=mesh)
+    batch = Batch(tokens=sharding(mesh, ("batch", "seq")), loss_mask=sharding(mesh, ("batch", "seq")))
+    return jax.jit(train_step, donate_argnums=0, in_shardings=(state, batch), out_shardings=(state, sharding(mesh, ())))

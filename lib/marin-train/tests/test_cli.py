@@ -1,0 +1,127 @@
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from marin_train import cli
+from marin_train.configs import TrainConfig, to_dict
+
+pytestmark = pytest.mark.usefixtures("compile_cache")
+
+
+class Outcome:
+    """What a command left: exit code, standard output and standard error."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    def run(*arguments: object) -> Outcome:
+        code = 0
+        try:
+            cli.main([str(argument) for argument in arguments])
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 0
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, tiny_config: Callable[..., TrainConfig]) -> Path:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(to_dict(tiny_config())))
+    return path
+
+
+def test_run_trains_and_says_where_the_result_lies(command: Command, config_file: Path, tmp_path: Path) -> None:
+    done = command("run", config_file, "--set", "steps=3", "--set", "seed=5", "--out", tmp_path / "out")
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1] == str(tmp_path / "out" / "checkpoints" / "step-00000003")
+    assert json.loads((tmp_path / "out" / "run.json").read_text())["config"]["seed"] == 5
+
+
+def test_run_json_is_the_summary_and_nothing_else(command: Command, config_file: Path, run_copy: Path) -> None:
+    done = command("run", config_file, "--out", run_copy, "--json")
+    assert (done.code, json.loads(done.out)) == (0, json.loads((run_copy / "summary.json").read_text()))
+
+
+def test_eval_prints_bits_per_byte(command: Command, finished_run: Path, store: Path) -> None:
+    values = json.loads(command("eval", finished_run, store, "--json").out)
+    assert values["num_documents"] == 100
+    text = command("eval", finished_run, store).out
+    assert f"{values['bits_per_byte']:.4f} bits/byte" in text
+
+
+def test_generate_prints_prompt_and_continuation(command: Command, finished_run: Path) -> None:
+    options = ("--max-new-tokens", 4, "--num-samples", 2)
+    values = json.loads(command("generate", finished_run, "abc", *options, "--json").out)
+    assert values["prompt"] == "abc"
+    assert len(values["continuations"]) == 2
+    text = command("generate", finished_run, "abc", *options).out
+    assert text == "\n---\n".join("abc" + continuation for continuation in values["continuations"]) + "\n"
+
+
+def test_describe_lists_every_parameter_without_data(command: Command, config_file: Path) -> None:
+    description = json.loads(command("describe", config_file, "--set", "data.components.0.path=nowhere", "--json").out)
+    assert sum(p["size"] for p in description["parameters"]) == description["num_params"] == 6736
+    assert description["tokens"] == 12 * 64
+    assert description["flops_per_token"]["causal"] < description["flops_per_token"]["full"]
+    text = command("describe", config_file).out
+    assert all(p["path"] in text for p in description["parameters"])
+    assert "6,736" in text
+
+
+def test_bad_input_exits_with_2_and_one_line(command: Command, config_file: Path, tmp_path: Path) -> None:
+    for arguments in (
+        ("run", tmp_path / "absent.toml", "--out", tmp_path / "o"),
+        ("run", config_file, "--set", "stepz=3", "--out", tmp_path / "o"),
+        ("run", config_file, "--set", "data.components.0.path=nowhere", "--out", tmp_path / "o"),
+        ("run", config_file, "--set", "policy=fastest", "--out", tmp_path / "o"),
+        ("eval", tmp_path, tmp_path / "absent"),
+    ):
+        done = command(*arguments)
+        assert (done.code, done.out) == (2, ""), arguments
+        assert done.err.startswith("marin-train: ")
+        assert done.err.count("\n") == 1
+
+
+def test_usage_exits_with_2(command: Command) -> None:
+    assert command("bogus").code == 2
+    assert command("run").code == 2
+
+
+def test_drift_exits_with_3(
+    command: Command, config_file: Path, finished_run: Path, tmp_path: Path, store: Path
+) -> None:
+    done = command("run", config_file, "--set", "seed=9", "--out", finished_run)
+    assert (done.code, done.out) == (3, "")
+    assert "seed: 0 there, 9 asked for" in done.err
+    assert command("eval", tmp_path, store).code == 3
+
+
+def test_divergence_exits_with_1(command: Command, config_file: Path, tmp_path: Path) -> None:
+    done = command("run", config_file, "--set", "optimizer.learning_rate=1e30", "--out", tmp_path / "out")
+    assert done.code == 1
+    assert "learning_rate" in done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["run", "eval", "generate", "describe"])
+def test_help_shows_an_example(command: Command, name: str) -> None:
+    done = command(name, "--help")
+    assert done.code == 0
+    assert f"Example: marin-train {name}" in done.out
+
+
+def test_describe_and_help_cost_no_jax() -> None:
+    script = "import sys; from marin_train import cli; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -1,0 +1,109 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from marin_train.config_files import from_dict, load
+from marin_train.configs import TrainConfig, to_dict
+from marin_train.errors import ConfigError
+
+TOML = """
+steps = 20
+batch_size = 4
+
+[model]
+vocab_size = 64
+hidden_dim = 16
+num_layers = 2
+num_heads = 2
+num_kv_heads = 1
+head_dim = 8
+mlp_dim = 32
+max_seq_len = 32
+
+[data]
+seq_len = 16
+
+[[data.components]]
+name = "all"
+path = "store"
+weight = 2
+
+[optimizer]
+learning_rate = 1e-2
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    return path
+
+
+def test_what_is_written_comes_back(file: Path, tmp_path: Path) -> None:
+    config = load(file)
+    assert config.optimizer.learning_rate == 0.01
+    assert config.data.components[0].weight == 2.0
+    written = tmp_path / "run.json"
+    written.write_text(json.dumps(to_dict(config)))
+    assert load(written) == config == from_dict(TrainConfig, to_dict(config))
+
+
+def test_overrides_reach_every_depth_in_order(file: Path) -> None:
+    overrides = ["steps=7", "optimizer.learning_rate=1", "data.components.0.path=a=b", "schedule.decay=0.5", "steps=8"]
+    config = load(file, overrides=overrides)
+    assert (config.steps, config.optimizer.learning_rate, config.schedule.decay) == (8, 1.0, 0.5)
+    assert config.data.components[0].path == "a=b"
+
+
+REFUSED = {
+    "model.hiden_dim=3": "model.hiden_dim is not a field of ModelConfig; did you mean 'hidden_dim'",
+    "zzz=1": "zzz is not a field of TrainConfig; TrainConfig has model, data",
+    "steps=many": "steps is 'many', expected int",
+    "steps=true": "steps is True, expected int",
+    "steps=1.5": "steps is 1.5, expected int",
+    "optimizer.name=sgd": "optimizer.name is 'sgd', expected one of 'adamw'",
+    "data.components=5": "data.components is 5, expected a list",
+    "data.components.3.weight=1": "'3' must be a number below 1",
+    "steps.x=1": "'steps' is a value, not a group",
+    "model=5": "model is 5, expected the fields of ModelConfig",
+    "steps": "override 'steps' must look like",
+    "steps=0": "TrainConfig.steps=0 must be positive",
+    "data.components.0.weight=-1": "Component.weight=-1.0 must be positive",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_mistake_is_refused_by_the_name_of_its_field(file: Path, override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(file, overrides=[override])
+    assert REFUSED[override] in str(caught.value)
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(TOML.replace("head_dim = 8\n", ""))
+    with pytest.raises(ConfigError, match=r"model\.head_dim is missing"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [("run.toml", "steps =", "is not TOML"), ("run.json", "{", "is not JSON"), ("run.yaml", "", "must end in"),
+     ("run.json", "[]", "holds list")],
+)  # fmt: skip
+def test_a_file_that_is_not_a_configuration_is_refused(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path / name)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read: No such file"):
+        load(tmp_path / "absent.toml")
+
+
+def test_the_tests_own_configuration_survives_the_round_trip(tiny_config: Callable[..., TrainConfig]) -> None:
+    assert from_dict(TrainConfig, json.loads(json.dumps(to_dict(tiny_config())))) == tiny_config()

@@ -1,0 +1,82 @@
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from marin_train import models
+from marin_train.checkpoints import load_model
+from marin_train.data.store import TokenStore
+from marin_train.errors import CheckpointError, TokenStoreError
+from marin_train.evaluation import evaluate
+
+pytestmark = pytest.mark.usefixtures("compile_cache")
+SEQ_LEN = 16
+
+
+def _naive_nats(run: Path, store: Path) -> list[float]:
+    """One token at a time, in the order of the stream: the loss of each given what precedes it in its window."""
+    trained, data = load_model(run), TokenStore.open(store)
+    family, config = models.family(trained.config.model), trained.config.model
+    forward = jax.jit(lambda m, t: family.forward(m, t, config=config, policy=trained.policy) @ family.head(m))
+    stream = [0, *data.read(0, data.num_tokens).tolist()]
+    nats = []
+    for target in range(1, len(stream)):
+        start = (target - 1) // SEQ_LEN * SEQ_LEN
+        context = np.zeros((1, SEQ_LEN), np.int32)
+        context[0, : target - start] = stream[start:target]
+        logits = np.asarray(forward(trained.model, context))[0, target - start - 1].astype(np.float64)
+        nats.append(float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[stream[target]]))
+    return nats
+
+
+@pytest.fixture(scope="module")
+def small_store(tmp_path_factory: pytest.TempPathFactory, write_store: Callable[..., Path]) -> Path:
+    """75 tokens in two parts: four windows of 16 and a part of a fifth."""
+    rng = np.random.default_rng(5)
+    documents = [[*rng.integers(1, 64, size=n).tolist(), 0] for n in (0, 30, 2, 39)]
+    return write_store(tmp_path_factory.mktemp("stores") / "small", [documents[:2], documents[2:]])
+
+
+def test_it_equals_a_token_by_token_computation(finished_run: Path, small_store: Path) -> None:
+    nats = _naive_nats(finished_run, small_store)
+    result = evaluate(finished_run, small_store, batch_size=2)
+    assert (result.num_tokens, result.num_bytes, result.num_documents) == (75, 71, 4)
+    assert len(nats) == 75
+    assert result.loss == pytest.approx(sum(nats) / 75, rel=1e-5)
+    assert result.bits_per_byte == pytest.approx(sum(nats) / math.log(2) / 71, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_batch_size_changes_the_speed_alone(finished_run: Path, small_store: Path, batch_size: int) -> None:
+    result = evaluate(finished_run, small_store, batch_size=batch_size)
+    assert result.loss == pytest.approx(evaluate(finished_run, small_store, batch_size=2).loss, rel=1e-6)
+
+
+def test_masks_of_supervised_data_leave_no_token_unscored(
+    finished_run: Path, tmp_path: Path, write_store: Callable[..., Path]
+) -> None:
+    documents = [[[1, 2, 3, 4, 0]]]
+    plain = write_store(tmp_path / "plain", documents)
+    masked = write_store(tmp_path / "masked", documents, masks=[[False, False, False, True, True]])
+    assert evaluate(finished_run, masked).loss == evaluate(finished_run, plain).loss
+
+
+def test_a_store_of_another_tokenizer_is_refused(
+    finished_run: Path, tmp_path: Path, write_store: Callable[..., Path]
+) -> None:
+    other = write_store(tmp_path / "other", [[[1, 0]]], tokenizer="{}")
+    with pytest.raises(TokenStoreError, match="was tokenized with"):
+        evaluate(finished_run, other)
+
+
+def test_a_store_without_text_is_refused(finished_run: Path, tmp_path: Path, write_store: Callable[..., Path]) -> None:
+    with pytest.raises(TokenStoreError, match="holds no text"):
+        evaluate(finished_run, write_store(tmp_path / "empty", []))
+
+
+def test_a_run_without_checkpoints_is_refused(tmp_path: Path, small_store: Path) -> None:
+    with pytest.raises(CheckpointError, match="holds no checkpoint"):
+        evaluate(tmp_path, small_store)

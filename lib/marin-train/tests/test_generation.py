@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from marin_train import models
+from marin_train.checkpoints import load_model
+from marin_train.errors import ConfigError
+from marin_train.generation import _draw, generate
+
+pytestmark = pytest.mark.usefixtures("compile_cache")
+PROMPTS = ["abc", "", "#%'+"]
+WINDOW = 16
+
+
+def _greedy(run: Path, prompt: str, *, max_new_tokens: int) -> str:
+    """The likeliest token after each prefix, computed from the prefix alone."""
+    trained = load_model(run)
+    tokenizer, family = Tokenizer.from_file(str(trained.tokenizer_file)), models.family(trained.config.model)
+    ids = [0, *tokenizer.encode(prompt).ids]
+    start = len(ids)
+    while len(ids) < min(WINDOW, start + max_new_tokens):
+        tokens = jnp.array([ids])
+        hidden = family.forward(trained.model, tokens, config=trained.config.model, policy=trained.policy)
+        token = int(jnp.argmax(hidden[0, -1] @ family.head(trained.model)))
+        if token == 0:
+            break
+        ids.append(token)
+    return tokenizer.decode(ids[start:], skip_special_tokens=False)
+
+
+def test_greedy_takes_the_likeliest_token_at_every_step(finished_run: Path) -> None:
+    texts = generate(finished_run, PROMPTS, max_new_tokens=6, temperature=0.0)
+    assert texts == [_greedy(finished_run, prompt, max_new_tokens=6) for prompt in PROMPTS]
+
+
+def test_equal_seeds_give_equal_texts_and_others_do_not(finished_run: Path) -> None:
+    first, again, other = (
+        generate(finished_run, PROMPTS, max_new_tokens=10, temperature=1.0, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_a_text_does_not_depend_on_the_prompts_after_it(finished_run: Path) -> None:
+    together = generate(finished_run, PROMPTS, max_new_tokens=8, temperature=1.0)
+    assert generate(finished_run, PROMPTS[:1], max_new_tokens=8, temperature=1.0) == together[:1]
+
+
+def test_a_text_ends_with_the_window_or_the_wanted_length(finished_run: Path) -> None:
+    texts = generate(finished_run, ["abc", "abcdefghij"], max_new_tokens=9, temperature=0.0)
+    # The window of 16 holds the beginning-of-document id, the prompt and the continuation: one byte a token here.
+    assert [len(text) for text in texts] == [9, 5]
+
+
+def test_no_prompts_give_no_texts(finished_run: Path) -> None:
+    assert generate(finished_run, []) == []
+
+
+@pytest.mark.parametrize("settings", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_a_setting_out_of_its_range_is_refused(finished_run: Path, settings: dict[str, float]) -> None:
+    name, value = next(iter(settings.items()))
+    with pytest.raises(ConfigError, match=f"{name}={value}"):
+        generate(finished_run, ["a"], **settings)
+
+
+def test_a_prompt_that_fills_the_window_is_refused(finished_run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"prompt 1 has 16 tokens.*window is 16"):
+        generate(finished_run, ["a", "a" * 15])
+
+
+def _frequencies(logits: list[float], *, temperature: float, top_p: float) -> np.ndarray:
+    keys = jax.random.split(jax.random.key(0), 4000)
+    draw = jax.vmap(lambda key: _draw(key, jnp.array(logits), temperature=temperature, top_p=top_p))
+    return np.bincount(np.asarray(draw(keys)), minlength=len(logits)) / 4000
+
+
+def test_draws_follow_the_distribution() -> None:
+    frequencies = _frequencies(np.log([0.5, 0.3, 0.2]).tolist(), temperature=1.0, top_p=1.0)
+    assert frequencies == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
+
+
+def test_temperature_sharpens_and_top_p_cuts() -> None:
+    logits = np.log([0.2, 0.5, 0.3]).tolist()
+    assert _frequencies(logits, temperature=0.5, top_p=1.0) == pytest.approx(np.array([4, 25, 9]) / 38, abs=0.04)
+    assert _frequencies(logits, temperature=1.0, top_p=0.6) == pytest.approx([0, 0.625, 0.375], abs=0.04)
+    assert _frequencies(logits, temperature=1.0, top_p=0.01).tolist() == [0, 1, 0]

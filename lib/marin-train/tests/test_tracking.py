@@ -1,0 +1,50 @@
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marin_train.tracking import JsonlTracker, read_metrics
+
+ROWS = [{"step": step, "loss": 1 / 3**step} for step in range(1, 8)]
+
+
+def _write(path: Path, rows: list[dict[str, float]], *, step: int) -> None:
+    with closing(JsonlTracker(path)) as tracker:
+        tracker.start({}, step=step)
+        for row in rows:
+            tracker.log(row)
+
+
+@given(killed_at=st.integers(0, 400), resumed_from=st.integers(0, 7))
+def test_a_file_cut_anywhere_and_resumed_is_that_of_one_run(
+    tmp_path_factory: pytest.TempPathFactory, killed_at: int, resumed_from: int
+) -> None:
+    path = tmp_path_factory.mktemp("metrics") / "metrics.jsonl"
+    _write(path, ROWS, step=0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:killed_at])
+    # A checkpoint's step has its row on file; only what follows can be cut.
+    step = min(resumed_from, len(read_metrics(path)))
+    _write(path, ROWS[step:], step=step)
+    assert path.read_bytes() == whole
+
+
+def test_each_row_is_on_file_before_the_next(tmp_path: Path) -> None:
+    with closing(JsonlTracker(tmp_path / "m.jsonl")) as tracker:
+        tracker.start({}, step=0)
+        for count, row in enumerate(ROWS, 1):
+            tracker.log(row)
+            assert read_metrics(tmp_path / "m.jsonl") == ROWS[:count]
+
+
+def test_floats_come_back_bitwise(tmp_path: Path) -> None:
+    _write(tmp_path / "m.jsonl", ROWS, step=0)
+    assert [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()] == ROWS
+
+
+def test_a_row_before_the_start_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="before start"):
+        JsonlTracker(tmp_path / "m.jsonl").log(ROWS[0])

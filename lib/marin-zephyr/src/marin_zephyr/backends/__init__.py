@@ -1,0 +1,49 @@
+"""Backends: where tasks run. They differ in speed and in what a crash costs, never in a byte of the result.
+
+- `inline`   in this process, one after another: for tests and debuggers
+- `process`  on a pool of worker processes that live as long as the session
+
+A backend runs the tasks of a stage in any order and yields each record when it is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from marin_zephyr.errors import UsageError
+
+if TYPE_CHECKING:
+    from marin_zephyr.planning import StageSpec, TaskInput
+    from marin_zephyr.tasks import TaskRecord
+
+NAMES = ("inline", "process")
+
+
+class Backend(Protocol):
+    """Runs tasks."""
+
+    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
+        """Runs the tasks (index, input) of a stage; yields a record for each, in any order.
+
+        Raises:
+            ZephyrError: the first failure. No task of the stage is running any more by then.
+        """
+        ...
+
+    def close(self) -> None:
+        """Ends whatever the backend has started."""
+        ...
+
+
+def make_backend(name: str, *, workers: int) -> Backend:
+    """A backend by name."""
+    if name == "inline":
+        from marin_zephyr.backends.inline import InlineBackend
+
+        return InlineBackend()
+    if name == "process":
+        from marin_zephyr.backends.process import ProcessBackend
+
+        return ProcessBackend(workers)
+    raise UsageError(f"backend={name!r} is not one of {', '.join(NAMES)}")

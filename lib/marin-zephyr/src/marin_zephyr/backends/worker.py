@@ -1,0 +1,100 @@
+"""A worker process: takes tasks from the driver over one socket, one at a time, until the socket closes.
+
+The socket is the lifeline. A thread reads it all the time, so a driver that goes away in any manner, SIGKILL included,
+is noticed at once, also in the middle of a task, and the worker exits. Interrupts of the terminal are the driver's to
+handle.
+
+Polars is held to one thread by the environment in which the driver starts a worker, and Arrow here: sums of floats
+would otherwise depend on the number of cores, and workers would fight for them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import signal
+import threading
+from multiprocessing.connection import Connection
+from typing import Any
+
+_MESSAGE_LIMIT = 20_000
+
+
+def main(fd: int) -> None:
+    """Serves the driver at the other end of the socket ``fd``. Does not return."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = Connection(fd)
+    inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
+    _import_engine()
+    specs: dict[str, Any] = {}
+    while True:
+        message = pickle.loads(inbox.get())  # noqa: S301  from our own driver, over a private socket
+        if message[0] == "spec":
+            specs.clear()  # one stage at a time
+            specs[message[1]] = message[2]
+            continue
+        _, key, index, task_input = message
+        connection.send_bytes(_run(specs[key], index, task_input))
+
+
+def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
+    try:
+        while True:
+            inbox.put(connection.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _import_engine() -> None:
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+
+
+def _run(blob: bytes, index: int, task_input: Any) -> bytes:
+    """The outcome of a task, pickled: its record, or the exception to raise at the driver."""
+    import cloudpickle
+
+    from marin_zephyr.errors import UserCodeError, ZephyrError
+    from marin_zephyr.tasks import run_task
+
+    try:
+        spec = _load(blob)
+        return pickle.dumps(("done", run_task(spec, index, task_input)))
+    except ZephyrError as e:
+        error: Exception = e
+        if e.__cause__ is not None:
+            e.add_note(_trace(e.__cause__))
+    except Exception as e:
+        error = UserCodeError(f"{type(e).__name__}: {e}")
+        error.add_note(_trace(e))
+    try:
+        return cloudpickle.dumps(("failed", error))
+    except Exception:
+        return pickle.dumps(("failed", UserCodeError(str(error))))
+
+
+_loaded: tuple[bytes, Any] = (b"", None)
+
+
+def _load(blob: bytes) -> Any:
+    """The stage's spec; unpickled once, not once a task."""
+    global _loaded
+    if _loaded[0] is not blob:
+        from marin_zephyr.errors import UserCodeError
+
+        try:
+            _loaded = (blob, pickle.loads(blob))  # noqa: S301  from our own driver
+        except Exception as e:
+            message = f"a worker cannot load the functions of this stage ({type(e).__name__}: {e})"
+            raise UserCodeError(f"{message}; define them where a worker can import them") from e
+    return _loaded[1]
+
+
+def _trace(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))[-_MESSAGE_LIMIT:]

@@ -1,0 +1,376 @@
+"""The lazy dataset: immutable nodes that say what to do, and nothing that does it.
+
+A `Dataset` wraps one node; every method returns a new dataset around a new node that points at the old one. Sources
+(`FileSource`, `RowSource`) have no upstream; operations are `Apply` nodes around one operation each (the dataclasses
+below); keyed work (`Distinct`, `GroupBy`) and sinks (`Sink`) are nodes of their own, because the planner cuts stages
+there.
+
+Invariant: a node holds only plain values, functions and expressions. So a plan can be pickled, fingerprinted and
+explained without being run, and one dataset may feed any number of others.
+
+The order of rows is that of the sorted file names and the lines within them, and every operation keeps it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from marin_zephyr.errors import UsageError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from marin_zephyr.columns import Aggregate
+
+type OnError = Literal["raise", "skip", "quarantine"]
+type Row = dict[str, Any]
+type Inputs = str | Path | Sequence[str | Path]
+
+FORMATS = ("jsonl", "json", "parquet", "csv", "text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSource:
+    """Rows read from files; see `Dataset.from_files` for the fields."""
+
+    inputs: tuple[str, ...]
+    format: str | None
+    on_error: OnError
+    unit: Literal["line", "file"]
+    with_source: bool
+    root: str | None
+    columns: tuple[str, ...] | None
+    shard_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSource:
+    """Rows given by value, cut into ``num_shards`` contiguous shards."""
+
+    rows: tuple[Row, ...]
+    num_shards: int
+    on_error: OnError
+
+
+@dataclass(frozen=True)
+class Map:
+    """One row in, one row out."""
+
+    fn: Callable[[Row], Row]
+
+
+@dataclass(frozen=True)
+class FlatMap:
+    """One row in, any number of rows out."""
+
+    fn: Callable[[Row], Iterable[Row]]
+
+
+@dataclass(frozen=True)
+class FilterRows:
+    """Keeps the rows for which the function answers true."""
+
+    fn: Callable[[Row], Any]
+
+
+@dataclass(frozen=True)
+class FilterExpr:
+    """Keeps the rows for which the expression is true; null counts as false."""
+
+    expr: pl.Expr
+
+
+@dataclass(frozen=True)
+class RejectWhere:
+    """Refuses the rows for which the expression is true, with a reason."""
+
+    expr: pl.Expr
+    reason: str
+
+
+@dataclass(frozen=True)
+class Select:
+    """Exactly these columns."""
+
+    exprs: tuple[pl.Expr, ...]
+
+
+@dataclass(frozen=True)
+class WithColumns:
+    """The row's columns, and these."""
+
+    exprs: tuple[pl.Expr, ...]
+
+
+@dataclass(frozen=True)
+class MapBatches:
+    """A function over whole batches; ``batch_rows`` fixes their size, and then they are never resized."""
+
+    fn: Callable[[Any], Any]
+    batch_format: Literal["polars", "arrow"]
+    batch_rows: int | None
+
+
+type RowOp = Map | FlatMap | FilterRows
+type Op = RowOp | FilterExpr | RejectWhere | Select | WithColumns | MapBatches
+
+
+@dataclass(frozen=True)
+class Apply:
+    """One operation on the rows of ``upstream``."""
+
+    upstream: Node
+    op: Op
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distinct:
+    """One row a key: the first or the last in input order."""
+
+    upstream: Node
+    on: tuple[str, ...] | None
+    keep: Literal["first", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupBy:
+    """One row a key, with aggregates over the rows of that key."""
+
+    upstream: Node
+    keys: tuple[str, ...]
+    aggregates: tuple[Aggregate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """Writes ``path/part-00000.*`` and, last, ``path/_manifest.json``."""
+
+    upstream: Node
+    path: str
+    format: Literal["jsonl", "parquet"]
+    compression: str | None
+
+
+type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Sink
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A lazy sequence of rows. Make one with `from_files` or `from_rows`; run it with a `Session`."""
+
+    node: Node
+
+    @classmethod
+    def from_files(
+        cls,
+        inputs: Inputs,
+        *,
+        format: str | None = None,
+        on_error: OnError = "raise",
+        unit: Literal["line", "file"] = "line",
+        with_source: bool = False,
+        root: str | Path | None = None,
+        columns: Sequence[str] | None = None,
+        shard_bytes: int | None = None,
+    ) -> Dataset:
+        """Rows of files, in the order of the sorted file names.
+
+        Args:
+            inputs: a glob, a directory (all files below it, hidden ones and those named ``_*`` excepted), or a list of
+                either. Any fsspec URL.
+            format: ``jsonl``, ``json``, ``parquet``, ``csv`` or ``text``; by default told from each file's name
+                (``.jsonl.zst``: a zstandard file of JSON lines). Anything else, such as ``.py``, wants ``text`` said.
+            on_error: what becomes of a record that cannot be read: ``raise`` names file, line and byte offset;
+                ``skip`` counts it; ``quarantine`` keeps it under the sink's ``rejects/`` with the reason.
+            unit: for text: one row a ``line`` or one row a ``file``, in the column ``text``.
+            with_source: adds ``source`` (file name relative to ``root``), ``source_row`` (line or row number, from 1) and
+                ``source_offset`` (byte offset in the uncompressed file; null where the format has none).
+            root: what ``source`` is relative to; by default the fixed part of the glob, or the directory.
+            columns: read only these columns.
+            shard_bytes: how many (uncompressed, estimated) bytes make one shard of work. Small files share a shard.
+
+        Returns:
+            A dataset. The files are listed when it runs, not now.
+        """
+        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        _check("unit", unit, ("line", "file"))
+        if format is not None:
+            _check("format", format, FORMATS)
+        patterns = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
+        if not patterns:
+            raise UsageError("from_files: inputs is an empty list; name at least one file, directory or glob")
+        if shard_bytes is not None and shard_bytes < 1:
+            raise UsageError(f"from_files: shard_bytes={shard_bytes} must be at least 1")
+        return cls(
+            FileSource(
+                inputs=tuple(str(p) for p in patterns),
+                format=format,
+                on_error=on_error,
+                unit=unit,
+                with_source=with_source,
+                root=None if root is None else str(root),
+                columns=None if columns is None else tuple(columns),
+                shard_bytes=shard_bytes,
+            )
+        )
+
+    @classmethod
+    def from_rows(
+        cls, rows: Iterable[Mapping[str, Any]], *, num_shards: int = 1, on_error: OnError = "raise"
+    ) -> Dataset:
+        """Rows given by value.
+
+        Args:
+            rows: dicts with string keys.
+            num_shards: how many contiguous shards of work to cut them into.
+            on_error: what becomes of a row that an operation refuses.
+        """
+        if num_shards < 1:
+            raise UsageError(f"from_rows: num_shards={num_shards} must be at least 1")
+        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        return cls(RowSource(rows=tuple(dict(row) for row in rows), num_shards=num_shards, on_error=on_error))
+
+    def map(self, fn: Callable[[Row], Row]) -> Dataset:
+        """Replaces each row by ``fn(row)``. ``fn`` may raise `marin_zephyr.errors.RejectRow` to refuse the row."""
+        return self._apply(Map(_function("map", fn)))
+
+    def flat_map(self, fn: Callable[[Row], Iterable[Row]]) -> Dataset:
+        """Replaces each row by the rows of ``fn(row)``, any number of them."""
+        return self._apply(FlatMap(_function("flat_map", fn)))
+
+    def filter(self, predicate: Callable[[Row], Any] | pl.Expr) -> Dataset:
+        """Keeps the rows for which the function or the expression is true. A null is not true, whatever the format."""
+        if _is_expr(predicate):
+            return self._apply(FilterExpr(predicate))  # pyrefly: ignore
+        return self._apply(FilterRows(_function("filter", predicate)))
+
+    def reject(self, where: pl.Expr, *, reason: str) -> Dataset:
+        """Refuses the rows for which ``where`` is true. They go where ``on_error`` sends bad records, with ``reason``."""
+        if not _is_expr(where):
+            raise UsageError(f"reject: where={where!r} must be an expression such as col('text').is_null()")
+        return self._apply(RejectWhere(where, reason))
+
+    def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> Dataset:
+        """Exactly these columns, by name or expression, in this order."""
+        return self._apply(Select(_expressions("select", columns, named)))
+
+    def with_columns(self, *columns: pl.Expr, **named: pl.Expr) -> Dataset:
+        """The row's columns and these; a column of the same name is replaced."""
+        return self._apply(WithColumns(_expressions("with_columns", columns, named)))
+
+    def map_batches(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        batch_format: Literal["polars", "arrow"] = "polars",
+        batch_rows: int | None = None,
+    ) -> Dataset:
+        """Replaces each batch by ``fn(batch)``: a frame, or an iterable of frames.
+
+        Args:
+            fn: takes and returns a ``polars.DataFrame`` or a ``pyarrow.Table``, as ``batch_format`` says.
+            batch_format: ``polars`` or ``arrow``.
+            batch_rows: exactly this many rows a batch (the last of a shard excepted). By default batches come as the
+                reader cuts them, at most 65,536 rows and 64 MiB: a function of the inputs alone.
+        """
+        _check("batch_format", batch_format, ("polars", "arrow"))
+        if batch_rows is not None and batch_rows < 1:
+            raise UsageError(f"map_batches: batch_rows={batch_rows} must be at least 1")
+        return self._apply(MapBatches(_function("map_batches", fn), batch_format, batch_rows))
+
+    def distinct(self, *, on: str | Sequence[str] | None = None, keep: Literal["first", "last"] = "first") -> Dataset:
+        """One row a key, in input order.
+
+        Args:
+            on: the key column or columns; by default the whole row. See `marin_zephyr.shuffle` for which keys are
+            equal. keep: the ``first`` or the ``last`` row of a key in input order.
+        """
+        _check("keep", keep, ("first", "last"))
+        names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
+        if names == ():
+            raise UsageError("distinct: on is empty; name the key columns, or leave it out for the whole row")
+        return Dataset(Distinct(upstream=self._rows("distinct"), on=names, keep=keep))
+
+    def group_by(self, *keys: str) -> Grouped:
+        """Groups rows by columns; follow with ``.agg(...)``."""
+        if not keys:
+            raise UsageError("group_by: name at least one key column")
+        return Grouped(self._rows("group_by"), keys)
+
+    def write_parquet(self, path: str | Path, *, compression: Literal["zstd", "snappy", "none"] = "zstd") -> Dataset:
+        """Writes ``path/part-00000.parquet`` and so on, one a shard of work; see `Sink`."""
+        _check("compression", compression, ("zstd", "snappy", "none"))
+        return self._sink(path, "parquet", compression)
+
+    def write_jsonl(self, path: str | Path, *, compression: Literal["gz", "zst"] | None = None) -> Dataset:
+        """Writes ``path/part-00000.jsonl`` (``.gz``, ``.zst``) and so on, one a shard of work; see `Sink`."""
+        if compression is not None:
+            _check("compression", compression, ("gz", "zst"))
+        return self._sink(path, "jsonl", compression)
+
+    def _apply(self, op: Op) -> Dataset:
+        return Dataset(Apply(self._rows(type(op).__name__), op))
+
+    def _rows(self, operation: str) -> Node:
+        if isinstance(self.node, Sink):
+            raise UsageError(f"{operation} after a write to {self.node.path}: keep the dataset from before the write")
+        return self.node
+
+    def _sink(self, path: str | Path, format: Literal["jsonl", "parquet"], compression: str | None) -> Dataset:
+        if "://" in str(path):
+            raise UsageError(f"write to {path}: only local directories can be written; copy the result afterwards")
+        return Dataset(Sink(upstream=self._rows("write"), path=str(path), format=format, compression=compression))
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """A dataset and its key columns, waiting for aggregates."""
+
+    upstream: Node
+    keys: tuple[str, ...]
+
+    def agg(self, **aggregates: Aggregate) -> Dataset:
+        """One row a key, in the order of each key's first row.
+
+        Args:
+            **aggregates: output column -> aggregate, such as ``n=agg.count(), chars=agg.sum("chars")``.
+        """
+        if not aggregates:
+            raise UsageError("agg: name at least one aggregate, such as n=agg.count()")
+        clash = sorted(set(aggregates) & set(self.keys))
+        if clash:
+            raise UsageError(f"agg: {clash[0]!r} is already a key column; give the aggregate another name")
+        named = tuple(aggregate.named(name) for name, aggregate in aggregates.items())
+        return Dataset(GroupBy(upstream=self.upstream, keys=self.keys, aggregates=named))
+
+
+def _check(field: str, value: object, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{field}={value!r} is not one of {', '.join(allowed)}")
+
+
+def _function(operation: str, fn: Any) -> Any:
+    if not callable(fn):
+        raise UsageError(f"{operation}: {fn!r} is not callable; pass a function of one argument")
+    return fn
+
+
+def _is_expr(value: object) -> bool:
+    # By name, so that a plan of plain functions never imports Polars.
+    return type(value).__module__.startswith("polars.") and hasattr(value, "meta")
+
+
+def _expressions(operation: str, columns: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    import polars as pl
+
+    flat = [c for entry in columns for c in (entry if isinstance(entry, (list, tuple)) else (entry,))]
+    if not flat and not named:
+        raise UsageError(f"{operation}: name at least one column")
+    for value in (*flat, *named.values()):
+        if not (isinstance(value, str) or _is_expr(value)):
+            raise UsageError(f"{operation}: {value!r} is neither a column name nor an expression (lit({value!r})?)")
+    exprs = [pl.col(c) if isinstance(c, str) else c for c in flat]
+    return (*exprs, *((pl.col(e) if isinstance(e, str) else e).alias(name) for name, e in named.items()))

@@ -1,0 +1,94 @@
+"""The exception tree: every error names the thing, its value and the fix, and carries the exit code of the command line.
+
+::
+
+    ZephyrError                     exit 1
+    ├── UsageError                  exit 2   a wrong argument or plan
+    ├── InputError                  exit 2   inputs that are missing, empty or of no known format
+    │   ├── BadRecordError                   one record cannot be read: file, line, byte offset, reason
+    │   └── TruncatedFileError               a compressed file ends before its end
+    ├── SchemaError                 exit 2   one column holds two types, or no row has the column
+    ├── OutputError                 exit 2   the output directory is not ours, not writable, or out of space
+    │   └── OutputBusyError         exit 3   another run is writing it
+    ├── UserCodeError               exit 1   a function of the caller raised: which one, on which row
+    ├── WorkerDiedError             exit 1   a worker process died twice on the same task
+    ├── AccountingError             exit 1   rows in and rows out of a stage disagree: a defect, never the user's doing
+    └── CorruptBlockError           exit 1   an intermediate file fails its checksum
+    RejectRow                                raised *by* the caller's function to refuse a row, with the reason
+
+Errors cross process borders, so each is rebuilt from its message alone.
+"""
+
+from typing import ClassVar
+
+
+class ZephyrError(Exception):
+    """Base of all errors of this package; ``exit_code`` is what the command line returns for it."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(ZephyrError):
+    """An argument or a plan that cannot work."""
+
+    exit_code = 2
+
+
+class InputError(ZephyrError):
+    """Inputs that are missing, empty, or of no known format."""
+
+    exit_code = 2
+
+
+class BadRecordError(InputError):
+    """One record cannot be read. The message holds file, line, byte offset and reason."""
+
+
+class TruncatedFileError(InputError):
+    """A compressed file ends before its own end mark: rows are missing."""
+
+
+class SchemaError(ZephyrError):
+    """A column holds values of types that do not unify, or a column that no row has."""
+
+    exit_code = 2
+
+
+class OutputError(ZephyrError):
+    """The output directory cannot be written, or holds files that are not ours."""
+
+    exit_code = 2
+
+
+class OutputBusyError(OutputError):
+    """Another run holds the output directory."""
+
+    exit_code = 3
+
+
+class UserCodeError(ZephyrError):
+    """A function that the caller passed raised. The message names it, the row, and the exception."""
+
+
+class WorkerDiedError(ZephyrError):
+    """A worker process died twice on the same task: killed, out of memory, or crashed in native code."""
+
+
+class AccountingError(ZephyrError):
+    """The rows of a stage do not add up. Nothing is committed; please report it with the plan."""
+
+
+class CorruptBlockError(ZephyrError):
+    """An intermediate file fails its checksum. Delete the work directory and run again."""
+
+
+class RejectRow(Exception):  # noqa: N818  not an error: a verdict of the caller's function
+    """Raise it inside ``map``, ``flat_map`` or ``filter`` to refuse a row.
+
+    What becomes of the row is the dataset's ``on_error``: an error (``raise``), a count (``skip``), or a record under
+    ``rejects/`` with the reason (``quarantine``).
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,219 @@
+"""Fingerprints: what a stage's result depends on, as sha256 over type-tagged canonical text.
+
+A function's fingerprint covers its bytecode and constants, its defaults, the values it closes over, and, recursively,
+the functions, classes and constants of the caller's own modules that it names. Installed packages and the standard
+library count by name and version. Comments, layout, line numbers and file paths do not count.
+
+Invariant: equal fingerprints mean equal results; the reverse need not hold. A value that has no canonical form counts
+by its pickle, which at worst makes a stage run once more than it must.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable
+from pathlib import Path, PurePath
+from typing import Any
+
+_INSTALLED = tuple(
+    str(Path(p)) for key in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_paths().get(key))
+)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
+
+
+def fingerprint(value: Any) -> str:
+    """sha256 (hex) of a value: plain data, dataclasses, expressions, functions with all they reach."""
+    return _Walk().digest(value)
+
+
+@functools.cache
+def library_versions() -> dict[str, str]:
+    """Versions of whatever can change bytes: Python and the packages that read, compute and write."""
+    names = ("marin-zephyr", "polars", "pyarrow", "numpy", "xxhash", "zstandard")
+    return {"python": ".".join(map(str, sys.version_info[:3])), **{name: _version(name) for name in names}}
+
+
+def label(fn: Any) -> str:
+    """A function's name for people: ``clean``, ``<lambda> at experiment.py:12``."""
+    if isinstance(fn, functools.partial):
+        return label(fn.func)
+    name = getattr(fn, "__qualname__", type(fn).__qualname__).rsplit("<locals>.", 1)[-1]
+    code = getattr(fn, "__code__", None)
+    if name == "<lambda>" and code is not None:
+        return f"<lambda> at {Path(code.co_filename).name}:{code.co_firstlineno}"
+    return name
+
+
+class _Walk:
+    """One traversal. A value inside itself counts as its depth, so that recursion ends; one met twice is walked once."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}
+        self._done: dict[int, str] = {}
+        self._alive: list[Any] = []
+
+    def digest(self, value: Any) -> str:
+        if type(value) in _PLAIN:
+            return _sha256((type(value).__name__, repr(value)))
+        key = id(value)
+        if key in self._done:
+            return self._done[key]
+        if key in self._open:
+            return _sha256(("recursion", str(self._open[key])))
+        self._open[key] = len(self._open)
+        self._alive.append(value)  # an id names an object only while it lives
+        self._done[key] = _sha256(self._parts(value))
+        del self._open[key]
+        return self._done[key]
+
+    def _parts(self, value: Any) -> Iterable[str]:
+        kind = type(value)
+        if kind in (list, tuple):
+            return kind.__name__, *map(self.digest, value)
+        if kind is dict:
+            return "dict", *(self.digest(k) + self.digest(v) for k, v in value.items())
+        if kind in (set, frozenset):
+            return kind.__name__, *sorted(map(self.digest, value))
+        return self._object(value)
+
+    def _object(self, value: Any) -> Iterable[str]:
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, types.CodeType):
+            return self._code(value)
+        if isinstance(value, types.ModuleType):
+            return self._module(value)
+        if isinstance(value, type):
+            return self._class(value)
+        if isinstance(value, types.MethodType):
+            return "method", self.digest(value.__func__), self.digest(value.__self__)
+        if isinstance(value, functools.partial):
+            return "partial", self.digest(value.func), self.digest(value.args), self.digest(value.keywords)
+        if isinstance(value, enum.Enum):
+            return "enum", self.digest(type(value)), value.name
+        if isinstance(value, PurePath):
+            return "path", str(value)
+        if isinstance(value, re.Pattern):
+            return "pattern", self.digest(value.pattern), str(value.flags)
+        if type(value).__module__.startswith("polars.") and hasattr(value, "meta"):
+            return "expr", hashlib.sha256(value.meta.serialize()).hexdigest()
+        if dataclasses.is_dataclass(value):
+            fields = [f.name + self.digest(getattr(value, f.name)) for f in dataclasses.fields(value)]
+            return "dataclass", self.digest(type(value)), *fields
+        return self._other(value)
+
+    def _function(self, fn: types.FunctionType) -> Iterable[str]:
+        if _is_installed(fn):
+            return "installed", *_identity(fn)
+        cells = [_cell(cell) for cell in fn.__closure__ or ()]
+        named = [name for name in _names(fn.__code__) if name in fn.__globals__]
+        return (
+            "function",
+            self.digest(fn.__code__),
+            self.digest(fn.__defaults__),
+            self.digest(fn.__kwdefaults__),
+            *map(self.digest, cells),
+            *(name + self.digest(fn.__globals__[name]) for name in named),
+        )
+
+    def _code(self, code: types.CodeType) -> Iterable[str]:
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        return "code", code.co_code.hex(), str(code.co_flags), repr(names), *map(self.digest, code.co_consts)
+
+    def _module(self, module: types.ModuleType) -> Iterable[str]:
+        """A module used by attribute: the caller's own counts by its source, any other by its version."""
+        if _is_installed(module) or not getattr(module, "__file__", None):
+            return "module", *_identity(module)
+        return "module", module.__name__, hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
+
+    def _class(self, cls: type) -> Iterable[str]:
+        if _is_installed(cls):
+            return "installed", *_identity(cls)
+        body = {
+            name: member
+            for name, member in vars(cls).items()
+            if not (name.startswith("__") and name.endswith("__")) or inspect.isfunction(member)
+        }
+        members = [name + self.digest(_unwrapped(member)) for name, member in sorted(body.items())]
+        return "class", cls.__qualname__, *map(self.digest, cls.__bases__), *members
+
+    def _other(self, value: Any) -> Iterable[str]:
+        if isinstance(value, types.BuiltinFunctionType):
+            return "builtin", *_identity(value), self.digest(value.__self__) if _bound(value) else ""
+        state = getattr(value, "__dict__", None)
+        if state is not None and not _is_installed(type(value)):
+            return "object", self.digest(type(value)), self.digest(state)
+        import cloudpickle
+
+        try:
+            return "pickle", hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+        except Exception:  # a lock, a context variable: state of the process, no ingredient of a result
+            return "opaque", *_identity(type(value))
+
+
+def _sha256(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\x00".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _bound(value: Any) -> bool:
+    return getattr(value, "__self__", None) is not None and not isinstance(value.__self__, types.ModuleType)
+
+
+def _unwrapped(member: Any) -> Any:
+    if isinstance(member, (staticmethod, classmethod)):
+        return member.__func__
+    if isinstance(member, property):
+        return (member.fget, member.fset, member.fdel)
+    if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+        return member.__name__
+    return member
+
+
+def _cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that is not bound yet
+        return None
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Global names that a code object and those within it mention, in order."""
+    names = dict.fromkeys(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            names.update(dict.fromkeys(_names(const)))
+    return list(names)
+
+
+def _is_installed(value: Any) -> bool:
+    """Whether it comes from the standard library or an installed package; this package counts as the caller's own."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+    top = name.partition(".")[0]
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None or top == __name__.partition(".")[0]:
+        return False
+    return "site-packages" in Path(file).parts or file.startswith(_INSTALLED)
+
+
+def _identity(value: Any) -> tuple[str, str]:
+    module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+    return f"{module}:{getattr(value, '__qualname__', '')}", _version(module.partition(".")[0])
+
+
+@functools.cache
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get(name), "__version__", ""))

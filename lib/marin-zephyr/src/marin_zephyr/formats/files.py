@@ -1,0 +1,157 @@
+"""Which files an input names, in which order, and how they are cut into shards of work.
+
+Invariant: the list and the shards are functions of the files alone (names and sizes), never of the machine, the worker
+count or the order in which a directory answers. Names are sorted; consecutive small files share a shard, so that a
+thousand tiny files are not a thousand tasks; a large file is a shard of its own.
+"""
+
+from __future__ import annotations
+
+import glob
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marin_zephyr.errors import InputError
+from marin_zephyr.formats import infer
+
+if TYPE_CHECKING:
+    from marin_zephyr.dataset import FileSource
+
+_WILDCARDS = frozenset("*?[")
+_MIN_SHARD_BYTES = 8 << 20
+_MAX_SHARDS = 512
+# Text shrinks to about a quarter; only the cut into shards rests on it.
+_EXPANSION = {None: 1, "gz": 4, "zst": 4, "xz": 5, "bz2": 5}
+_PARQUET_EXPANSION = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputFile:
+    """One file to read: where it lies, what it is called in the output, what it is, and what tells it has changed."""
+
+    url: str
+    name: str
+    format: str
+    compression: str | None
+    size: int
+    version: str
+
+    @property
+    def weight(self) -> int:
+        """Estimated bytes once decompressed."""
+        factor = _PARQUET_EXPANSION if self.format == "parquet" else _EXPANSION[self.compression]
+        return self.size * factor
+
+
+def list_files(source: FileSource) -> tuple[InputFile, ...]:
+    """The files that a source names, sorted, each once.
+
+    Raises:
+        InputError: an input matches nothing, is of no known format, or all files together are empty.
+    """
+    found: dict[str, tuple[int, str, str]] = {}
+    for pattern in source.inputs:
+        root = source.root or _root(pattern)
+        matches = _remote(pattern) if "://" in pattern else _local(pattern)
+        if not matches:
+            raise InputError(
+                f"{pattern}: no such file, or nothing matches; check the path (working directory {Path.cwd()})"
+            )
+        for url, size, version in matches:
+            found.setdefault(url, (size, version, _relative(url, root, alone=len(source.inputs) == 1)))
+    files = []
+    for url in sorted(found):
+        size, version, name = found[url]
+        format, compression = infer(url, format=source.format)
+        files.append(InputFile(url=url, name=name, format=format, compression=compression, size=size, version=version))
+    if not any(f.size for f in files):
+        raise InputError(f"{', '.join(source.inputs)}: {len(files)} file(s), all empty; there is nothing to read")
+    return tuple(_named_apart(files, source))
+
+
+def shards(files: tuple[InputFile, ...], *, shard_bytes: int | None = None) -> tuple[tuple[InputFile, ...], ...]:
+    """Consecutive files, gathered until a shard is full."""
+    total = sum(f.weight for f in files)
+    full = shard_bytes or max(_MIN_SHARD_BYTES, total // _MAX_SHARDS)
+    cut: list[tuple[InputFile, ...]] = []
+    gathered: list[InputFile] = []
+    weight = 0
+    for file in files:
+        if gathered and weight + file.weight > full:
+            cut.append(tuple(gathered))
+            gathered, weight = [], 0
+        gathered.append(file)
+        weight += file.weight
+    if gathered:
+        cut.append(tuple(gathered))
+    return tuple(cut)
+
+
+def _local(pattern: str) -> list[tuple[str, int, str]]:
+    path = Path(pattern).expanduser()
+    if path.is_dir():
+        names = [str(p) for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path).parts)]
+    elif path.is_file():
+        names = [str(path)]
+    elif _WILDCARDS & set(pattern):
+        names = [p for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]
+    else:
+        names = []
+    stats = [(name, Path(name).stat()) for name in names]
+    return [(Path(name).absolute().as_posix(), s.st_size, str(s.st_mtime_ns)) for name, s in stats]
+
+
+def _hidden(parts: tuple[str, ...]) -> bool:
+    """Hidden files, manifests, and the rejects of an earlier run are not data."""
+    return any(part.startswith((".", "_")) for part in parts) or "rejects" in parts[:-1]
+
+
+def _remote(pattern: str) -> list[tuple[str, int, str]]:
+    import fsspec
+
+    fs, path = fsspec.url_to_fs(pattern)
+    found: dict[str, Any]
+    if _WILDCARDS & set(path):
+        found = fs.glob(path, detail=True)
+    elif not fs.exists(path):
+        return []
+    else:
+        found = fs.find(path, detail=True)
+    entries = [i for i in found.values() if i["type"] == "file"]
+    return [(fs.unstrip_protocol(i["name"]), int(i["size"]), _etag(i)) for i in entries]
+
+
+def _etag(info: dict[str, Any]) -> str:
+    for key in ("ETag", "etag", "md5Hash", "mtime", "created", "LastModified"):
+        if info.get(key) is not None:
+            return str(info[key])
+    return ""
+
+
+def _root(pattern: str) -> str:
+    """The fixed part of a glob, the directory itself, or a file's own directory."""
+    head: list[str] = []
+    for part in pattern.split("/"):
+        if _WILDCARDS & set(part):
+            break
+        head.append(part)
+    fixed = "/".join(head) or ("/" if pattern.startswith("/") else ".")
+    if fixed == pattern and "://" not in pattern and not Path(pattern).expanduser().is_dir():
+        return str(Path(pattern).expanduser().parent)
+    return fixed
+
+
+def _relative(url: str, root: str, *, alone: bool) -> str:
+    base = root if "://" in root else Path(root).expanduser().absolute().as_posix()
+    prefix = base.rstrip("/") + "/"
+    return url[len(prefix) :] if url.startswith(prefix) else url.rsplit("/", 1)[-1] if alone else url
+
+
+def _named_apart(files: list[InputFile], source: FileSource) -> list[InputFile]:
+    """Two inputs may hold files of the same relative name; then every name is the whole path."""
+    if len({f.name for f in files}) == len(files) or source.root is not None:
+        return files
+    from dataclasses import replace
+
+    return [replace(f, name=f.url) for f in files]

@@ -1,0 +1,89 @@
+"""What becomes of a record that cannot be taken: raised, counted, or kept with its reason. Never dropped without a trace.
+
+A reject is one JSON line: ``file``, ``line``, ``offset`` (of its first byte, uncompressed), ``reason``, and the record
+itself: ``raw`` (base64 of its bytes, at most 1 MiB of them; ``raw_bytes`` says how long it was) where a reader refused
+it, ``row`` where an operation did.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import IO, Any
+
+from marin_zephyr.dataset import OnError
+from marin_zephyr.errors import BadRecordError
+from marin_zephyr.formats.files import InputFile
+
+_RAW_LIMIT = 1 << 20
+
+
+class Desk:
+    """Where readers and operations hand in the records they refuse, for one task.
+
+    Args:
+        policy: ``raise``, ``skip`` or ``quarantine``.
+        path: the rejects file; made on the first reject and only under ``quarantine``.
+    """
+
+    def __init__(self, policy: OnError, path: Path):
+        self.policy = policy
+        self.path = path
+        self.path.unlink(missing_ok=True)  # an earlier try's
+        self.num_records = 0
+        self.num_rows = 0
+        self._file: IO[str] | None = None
+
+    def record(self, file: InputFile, *, line: int | None, offset: int | None, reason: str, raw: bytes) -> None:
+        """A reader refuses a record."""
+        self.num_records += 1
+        if self.policy == "raise":
+            where = f", line {line:,}" if line is not None else ""
+            byte = f", byte offset {offset:,}" if offset is not None else ""
+            fix = 'repair it, or pass on_error="quarantine" to set such records aside'
+            raise BadRecordError(f"{file.url}{where}{byte}: {reason}; {fix}")
+        if self.policy == "quarantine":
+            kept = base64.b64encode(raw[:_RAW_LIMIT]).decode()
+            at = {"file": file.name, "line": line, "offset": offset}
+            self._write({**at, "reason": reason, "raw_bytes": len(raw), "raw": kept})
+
+    def row(self, row: dict[str, Any], *, operation: str, reason: str) -> None:
+        """An operation refuses a row."""
+        self.num_rows += 1
+        if self.policy == "raise":
+            fix = 'pass on_error="quarantine" to set such rows aside'
+            raise BadRecordError(f"{operation} refused a row of {place(row)}: {reason}; {fix}")
+        if self.policy == "quarantine":
+            at = {"file": row.get("source"), "line": row.get("source_row"), "offset": row.get("source_offset")}
+            self._write({**at, "operation": operation, "reason": reason, "row": row})
+
+    @property
+    def count(self) -> int:
+        """All that was refused."""
+        return self.num_records + self.num_rows
+
+    def close(self) -> None:
+        """Flushes the rejects file, if there is one."""
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.path.open("w", encoding="utf-8", newline="\n", errors="backslashreplace")
+        self._file.write(json.dumps(entry, ensure_ascii=False, default=_plain) + "\n")
+
+
+def place(row: dict[str, Any]) -> str:
+    """Where a row came from, as far as it says; otherwise its first fields."""
+    if row.get("source") is not None:
+        return f"{row['source']}, row {row.get('source_row')}"
+    shown = repr(row)
+    return shown if len(shown) <= 200 else shown[:200] + "…"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    return str(value)

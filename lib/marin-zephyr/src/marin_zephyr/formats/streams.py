@@ -1,0 +1,86 @@
+"""Bytes of a file, decompressed, with one promise: a file that ends before its own end mark is an error, never a short read.
+
+gzip, bzip2 and xz of the standard library notice a missing end mark themselves (and read several members in a row);
+zstandard's stream reader does not, so its frames are followed one by one here.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+import zstandard
+
+from marin_zephyr.errors import InputError, TruncatedFileError
+
+_CHUNK = 1 << 20
+
+
+def blocks(url: str, compression: str | None) -> Iterator[bytes]:
+    """The uncompressed bytes of a file, in pieces of about 1 MiB.
+
+    Raises:
+        TruncatedFileError: the compressed data ends before its end mark. Everything before was yielded.
+        InputError: the compressed data is damaged, or the file cannot be read.
+    """
+    offset = 0
+    try:
+        with _open(url) as raw:
+            for piece in _decompressed(raw, compression, url):
+                offset += len(piece)
+                yield piece
+    except EOFError as e:
+        message = (
+            f"{url}: {compression} file is truncated: it ends after {offset:,} uncompressed bytes without an end mark"
+        )
+        raise TruncatedFileError(f"{message}; fetch it again") from e
+    except (zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError) as e:
+        raise InputError(f"{url}: {compression} data is damaged after {offset:,} uncompressed bytes ({e})") from e
+    except OSError as e:
+        raise InputError(f"{url}: cannot be read after {offset:,} bytes ({e})") from e
+
+
+def _open(url: str) -> IO[bytes]:
+    if "://" not in url:
+        return Path(url).open("rb")
+    import fsspec
+
+    return cast(IO[bytes], fsspec.url_to_fs(url)[0].open(url, "rb"))
+
+
+def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator[bytes]:
+    if compression == "zst":
+        yield from _zstd(raw)
+        return
+    stream: Any = raw
+    if compression == "gz":
+        stream = gzip.GzipFile(fileobj=raw, mode="rb")
+    elif compression == "xz":
+        stream = lzma.LZMAFile(raw)
+    elif compression == "bz2":
+        stream = bz2.BZ2File(raw)
+    elif compression is not None:
+        raise InputError(f"{url}: unknown compression {compression!r}")
+    while piece := stream.read(_CHUNK):
+        yield piece
+
+
+def _zstd(raw: IO[bytes]) -> Iterator[bytes]:
+    """Frame after frame. ``EOFError`` if the last one does not end."""
+    frame = None
+    while piece := raw.read(_CHUNK // 4):
+        while piece:
+            if frame is None:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            if out := frame.decompress(piece):
+                yield out
+            piece = b""
+            if frame.eof:
+                piece, frame = frame.unused_data, None
+    if frame is not None:
+        raise EOFError

@@ -1,0 +1,155 @@
+"""The sinks: parquet and JSON lines, written so that equal rows give equal bytes.
+
+Parquet row groups are cut at fixed sizes, compressors are given no time stamp, and no writer uses threads. A part's
+schema may widen while it is written (a later batch has a float where the first had integers, or one more column): then
+the part is rewritten from what it holds, losslessly or not at all.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from marin_zephyr.errors import SchemaError
+from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, conform, unify
+
+
+class PartWriter(Protocol):
+    """Writes one part file."""
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Appends rows."""
+        ...
+
+    def close(self) -> pa.Schema | None:
+        """Finishes the file; the schema if the format has one."""
+        ...
+
+
+class ParquetPart:
+    """One parquet file; row groups of at most 65,536 rows and 64 MiB."""
+
+    def __init__(self, path: Path, compression: str | None):
+        self._path = path
+        self._compression = compression or "none"
+        self._schema: pa.Schema | None = None
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.Table] = []
+        self._rows = self._bytes = 0
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Appends rows, holding them until a row group is full."""
+        table = frame.to_arrow()
+        schema = table.schema if self._schema is None else unify([self._schema, table.schema], what=self._path.name)
+        self._widen(schema)
+        for start in range(0, table.num_rows, BATCH_ROWS):
+            piece = table.slice(start, BATCH_ROWS)
+            if self._held and (self._rows + piece.num_rows > BATCH_ROWS or self._bytes + piece.nbytes > BATCH_BYTES):
+                self._flush()
+            self._held.append(piece)
+            self._rows += piece.num_rows
+            self._bytes += piece.nbytes
+
+    def close(self) -> pa.Schema:
+        """Writes what is held, and the footer. A part without rows is a readable file."""
+        self._flush()
+        if self._writer is None:
+            self._writer = self._open(self._schema or pa.schema([]))
+        self._writer.close()
+        return self._schema or pa.schema([])
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        assert self._schema is not None
+        self._writer = self._writer or self._open(self._schema)
+        tables = [conform(t, self._schema, what=self._path.name) for t in self._held]
+        self._writer.write_table(pa.concat_tables(tables).combine_chunks(), row_group_size=BATCH_ROWS)
+        self._held, self._rows, self._bytes = [], 0, 0
+
+    def _widen(self, schema: pa.Schema) -> None:
+        before, self._schema = self._schema, schema
+        if self._writer is None or schema == before:
+            return
+        self._writer.close()
+        old = self._path.with_suffix(".narrow")
+        self._path.rename(old)
+        self._writer = self._open(schema)
+        _copy(old, self._writer, schema)
+        old.unlink()
+
+    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
+        return pq.ParquetWriter(self._path, schema, compression=self._compression)
+
+
+def rewrite_parquet(path: Path, schema: pa.Schema, compression: str | None) -> None:
+    """Replaces a part by itself under a wider schema, atomically."""
+    wide = path.with_suffix(".wide")
+    with pq.ParquetWriter(wide, schema, compression=compression or "none") as writer:
+        _copy(path, writer, schema)
+    wide.replace(path)
+
+
+def _copy(source: Path, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
+    with pq.ParquetFile(source) as old:
+        for i in range(old.num_row_groups):
+            table = conform(old.read_row_group(i, use_threads=False), schema, what=source.name)
+            writer.write_table(table, row_group_size=BATCH_ROWS)
+
+
+class JsonlPart:
+    """One file of JSON lines: UTF-8, one object a line, nulls written out."""
+
+    def __init__(self, path: Path, compression: str | None):
+        self._raw = path.open("wb")
+        self._file: Any = self._raw
+        if compression == "gz":
+            self._file = gzip.GzipFile(filename="", fileobj=self._raw, mode="wb", compresslevel=6, mtime=0)
+        elif compression == "zst":
+            self._file = zstandard.ZstdCompressor(level=3).stream_writer(self._raw, closefd=False)
+
+    def write(self, frame: pl.DataFrame) -> None:
+        """Appends rows."""
+        lines = [_line(row) for row in frame.iter_rows(named=True)]
+        self._file.write("".join(lines).encode())
+
+    def close(self) -> None:
+        """Ends the compressed stream and the file."""
+        if self._file is not self._raw:
+            self._file.close()
+        self._raw.close()
+
+
+def _line(row: dict[str, Any]) -> str:
+    try:
+        return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
+    except ValueError as e:
+        name = next((k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)), "?")
+        raise SchemaError(
+            f"column {name!r} holds NaN or infinity, which JSON has no word for; write parquet, or fill it"
+        ) from e
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bytes):
+        raise SchemaError("a column holds bytes, which JSON has no word for; write parquet, or encode it as base64")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def part_name(index: int, format: str, compression: str | None) -> str:
+    """``part-00003.parquet``, ``part-00003.jsonl.zst``."""
+    extension = format if format == "parquet" or compression is None else f"{format}.{compression}"
+    return f"part-{index:05d}.{extension}"
+
+
+def part_writer(path: Path, format: str, compression: str | None) -> PartWriter:
+    """The writer of a format."""
+    return ParquetPart(path, compression) if format == "parquet" else JsonlPart(path, compression)

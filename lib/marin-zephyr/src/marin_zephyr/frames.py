@@ -1,0 +1,134 @@
+"""Rows to columns and back, and the one rule by which types unify: losslessly, or not at all.
+
+A batch is a ``polars.DataFrame``. Rows are dicts; a key that a row lacks is a null, so one null semantics holds for
+every format. Python values become columns through Arrow, whose conversion checks each value; Polars's own would turn
+``1`` next to ``"x"`` into ``"1"`` without a word.
+
+Invariant: no value changes on its way through a column. Integers join floats only where each is exactly representable;
+anything else that does not unify is a `SchemaError` that names the column and both types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from marin_zephyr.errors import SchemaError
+
+BATCH_ROWS = 65_536
+BATCH_BYTES = 64 << 20
+
+_FIX = "map it to one type before this point"
+
+
+def frame_from_rows(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
+    """Columns from dicts, in the order in which keys first appear.
+
+    Raises:
+        SchemaError: a column's values do not share a type.
+    """
+    names: dict[str, None] = {}
+    for row in rows:
+        if row.keys() != names.keys():
+            names.update(dict.fromkeys(row))
+    if not names:
+        return pl.DataFrame(height=len(rows))
+    table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+    return to_frame(table)
+
+
+def to_frame(table: pa.Table) -> pl.DataFrame:
+    """An Arrow table as a Polars frame, sharing memory where the layouts agree."""
+    if table.num_columns == 0:
+        return pl.DataFrame(height=table.num_rows)
+    frame = pl.from_arrow(table, rechunk=False)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def batches_of_rows(rows: Iterable[dict[str, Any]], *, limit: int = BATCH_ROWS) -> Iterator[pl.DataFrame]:
+    """Frames of at most ``limit`` rows each."""
+    pending: list[dict[str, Any]] = []
+    for row in rows:
+        pending.append(row)
+        if len(pending) == limit:
+            yield frame_from_rows(pending)
+            pending = []
+    if pending:
+        yield frame_from_rows(pending)
+
+
+def unify(schemas: Iterable[pa.Schema], *, what: str) -> pa.Schema:
+    """The narrowest schema that holds every value of all: new columns are appended, numbers widen, null fits anything.
+
+    Args:
+        schemas: in input order.
+        what: what is being unified, for the error.
+
+    Raises:
+        SchemaError: two types of one column do not unify.
+    """
+    known: dict[str, pa.DataType] = {}
+    for schema in schemas:
+        for field in schema:
+            before = known.get(field.name)
+            if before is None or before == field.type:
+                known[field.name] = field.type
+                continue
+            try:
+                both = [pa.schema({field.name: before}), pa.schema({field.name: field.type})]
+                known[field.name] = pa.unify_schemas(both, promote_options="permissive").field(0).type
+            except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
+                message = f"{what}: column {field.name!r} is {before} in one place and {field.type} in another; {_FIX}"
+                raise SchemaError(message) from e
+    return pa.schema(known)
+
+
+def conform(table: pa.Table, schema: pa.Schema, *, what: str) -> pa.Table:
+    """``table`` with exactly the columns and types of ``schema`` (as `unify` gave it); absent columns become null.
+
+    Raises:
+        SchemaError: a value does not survive the widening (an integer above 2^53 that would have to become a float).
+    """
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
+        column = table.column(field.name)
+        try:
+            columns.append(column if column.type == field.type else column.cast(field.type, safe=True))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as e:
+            message = f"{what}: column {field.name!r} cannot become {field.type} without loss ({e}); {_FIX}"
+            raise SchemaError(message) from e
+    return pa.table(columns, schema=schema)
+
+
+def concat(frames: Sequence[pl.DataFrame], *, what: str) -> pl.DataFrame:
+    """All rows in order, under the unified schema."""
+    tables = [frame.to_arrow() for frame in frames]
+    if not tables:
+        return pl.DataFrame()
+    schema = unify([t.schema for t in tables], what=what)
+    return to_frame(pa.concat_tables([conform(t, schema, what=what) for t in tables]))
+
+
+def _column(name: str, values: list[Any]) -> pa.Array:
+    kinds = set(map(type, values)) - {type(None)}
+    if len(kinds) > 1 and not kinds <= {int, float} and not kinds <= {list, tuple}:
+        # Arrow would take True for 1.0 and "a" for b"a".
+        shown = " and ".join(sorted(k.__name__ for k in kinds))
+        raise SchemaError(f"column {name!r} holds {shown}; {_FIX}")
+    try:
+        return pa.array(values)
+    except UnicodeEncodeError as e:
+        raise SchemaError(
+            f"column {name!r} holds a lone surrogate, which is no text in UTF-8; replace or drop it"
+        ) from e
+    except OverflowError as e:
+        raise SchemaError(f"column {name!r} holds an integer beyond 64 bits; make it a string") from e
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
+        raise SchemaError(f"column {name!r} holds values of more than one type ({e}); {_FIX}") from e

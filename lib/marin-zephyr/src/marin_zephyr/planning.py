@@ -1,0 +1,362 @@
+"""From nodes to stages: operations between two exchanges are fused into one stage, and each stage is cut into tasks.
+
+A stage is one input per task, a chain of operations, and an output. Keyed work ends a stage:
+
+``distinct`` never moves a row. Its first stage keeps each shard's rows in a block file and sends only (digest, shard,
+position) through the exchange; the second picks the survivors of each key and sends their positions back to their
+shard; the third reads the kept rows in order and goes on. So rows keep their order, wide rows cost no shuffle, and one
+hot key costs 32 bytes a row.
+
+``group_by`` aggregates each shard first and sends one row a key and shard; the second stage combines them.
+
+Everything here is pure: it lists input files and computes fingerprints, and runs nothing. The number of tasks and
+partitions follows from the inputs alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from marin_zephyr.columns import Aggregate
+from marin_zephyr.dataset import (
+    Apply,
+    Dataset,
+    Distinct,
+    FileSource,
+    FilterExpr,
+    FilterRows,
+    FlatMap,
+    GroupBy,
+    Map,
+    MapBatches,
+    Node,
+    OnError,
+    Op,
+    RejectWhere,
+    Row,
+    RowSource,
+    Sink,
+)
+from marin_zephyr.fingerprints import fingerprint, label, library_versions
+from marin_zephyr.formats.files import InputFile, list_files, shards
+
+_PARTITION_BYTES = 64 << 20
+_MAX_PARTITIONS = 256
+_BYTES_A_ROW = 256
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesInput:
+    """Read these files, in this order."""
+
+    files: tuple[InputFile, ...]
+    unit: str
+    with_source: bool
+    columns: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsInput:
+    """These rows, by value."""
+
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionInput:
+    """One partition of an exchange: its blocks in each of the files, in order."""
+
+    files: tuple[Path, ...]
+    partition: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurvivorsInput:
+    """The rows of one shard that a `distinct` has kept."""
+
+    rows: Path
+    decisions: tuple[Path, ...]
+    shard: int
+
+
+type TaskInput = FilesInput | RowsInput | PartitionInput | SurvivorsInput
+
+
+@dataclass(frozen=True, kw_only=True)
+class PickSurvivors:
+    """Internal operation: of each digest keeps the first or the last position."""
+
+    keep: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialAggregate:
+    """Internal operation: one row a key of this shard."""
+
+    keys: tuple[str, ...]
+    aggregates: tuple[Aggregate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalAggregate:
+    """Internal operation: one row a key of this partition, from partial ones."""
+
+    keys: tuple[str, ...]
+    aggregates: tuple[Aggregate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Output: one part file a task."""
+
+    path: str
+    format: str
+    compression: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """Output: the rows, in a block file of the work directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Output: nothing but the counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptWithKeys:
+    """Output: the rows in one block file, and their keys' digests scattered over another."""
+
+    on: tuple[str, ...] | None
+    num_partitions: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scattered:
+    """Output: each row in the partition of its key, or, with ``column``, in the partition that the column says."""
+
+    on: tuple[str, ...] | None = None
+    column: str | None = None
+    num_partitions: int = 1
+
+
+type Output = Parts | Kept | Counted | KeptWithKeys | Scattered
+type StageOp = Op | PickSurvivors | PartialAggregate | FinalAggregate
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """What every task of a stage does; with a `TaskInput` it is a whole task."""
+
+    name: str
+    ops: tuple[StageOp, ...]
+    labels: tuple[str, ...]
+    """The operations for people. Made here: a worker knows a function by value, not where it was written."""
+    output: Output
+    on_error: OnError
+    home: Path
+    """Where tasks write: a directory of the work directory or, for a sink, hidden in the output directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage: its spec, one input a task, and what its result depends on."""
+
+    spec: StageSpec
+    inputs: tuple[TaskInput, ...]
+    ingredients: dict[str, str]
+    """Name of an ingredient -> its fingerprint, so that a later run can say what changed."""
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Stages in the order in which they run; the last one holds the result."""
+
+    stages: tuple[Stage, ...]
+
+
+def plan(dataset: Dataset, *, output: Kept | Counted | None, work_dir: Path) -> Plan:
+    """Fuses a dataset into stages.
+
+    Args:
+        dataset: what to run.
+        output: where the rows go if the dataset ends in no sink.
+        work_dir: where intermediate stages live.
+
+    Raises:
+        InputError: inputs that are missing or empty.
+    """
+    builder = _Builder(work_dir)
+    node = dataset.node
+    if isinstance(node, Sink):
+        output_of_sink = Parts(path=node.path, format=node.format, compression=node.compression)
+        builder.close(builder.open(node.upstream), "write", output_of_sink)
+    else:
+        assert output is not None
+        builder.close(builder.open(node), "rows" if isinstance(output, Kept) else "count", output)
+    return Plan(tuple(builder.stages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Open:
+    """A stage under construction: its inputs and the operations fused so far."""
+
+    inputs: tuple[TaskInput, ...]
+    origin: str
+    weight: int
+    on_error: OnError
+    ops: tuple[StageOp, ...] = ()
+
+
+class _Builder:
+    def __init__(self, work_dir: Path):
+        self.stages: list[Stage] = []
+        self._work_dir = work_dir
+
+    def open(self, node: Node) -> _Open:
+        """The open stage whose rows are those of ``node``; closes earlier stages on the way."""
+        match node:
+            case FileSource():
+                return _open_files(node)
+            case RowSource():
+                return _open_rows(node)
+            case Apply():
+                upstream = self.open(node.upstream)
+                return replace(upstream, ops=(*upstream.ops, node.op))
+            case Distinct():
+                return self._distinct(node)
+            case GroupBy():
+                return self._group_by(node)
+        raise AssertionError(node)
+
+    def close(self, stage: _Open, name: str, output: Output) -> Stage:
+        """Ends a stage with an output."""
+        labels = tuple(map(describe, stage.ops))
+        ingredients = {
+            "engine": fingerprint((_SCHEMA, library_versions())),
+            "inputs": stage.origin,
+            **{f"{i}:{name}": fingerprint(op) for i, (name, op) in enumerate(zip(labels, stage.ops, strict=True))},
+            "output": fingerprint(replace(output, path="") if isinstance(output, Parts) else output),
+            "on_error": stage.on_error,
+        }
+        digest = fingerprint(list(ingredients.values()))  # a label holds a line number, which does not count
+        numbered = f"{len(self.stages)}-{name}"
+        if isinstance(output, Parts):
+            home = Path(output.path).absolute() / f".staging-{digest[:16]}"
+        else:
+            home = self._work_dir / f"{numbered}-{digest[:16]}"
+        spec = StageSpec(name=numbered, ops=stage.ops, labels=labels, output=output, on_error=stage.on_error, home=home)
+        self.stages.append(Stage(spec=spec, inputs=stage.inputs, ingredients=ingredients, fingerprint=digest))
+        return self.stages[-1]
+
+    def _distinct(self, node: Distinct) -> _Open:
+        upstream = self.open(node.upstream)
+        num_shards, num_partitions = len(upstream.inputs), _num_partitions(upstream)
+        keys = self.close(upstream, "distinct-keys", KeptWithKeys(on=node.on, num_partitions=num_partitions))
+        exchange = _Open(
+            inputs=_partitions(keys, num_shards, num_partitions),
+            origin=keys.fingerprint,
+            weight=upstream.weight,
+            on_error=upstream.on_error,
+            ops=(PickSurvivors(keep=node.keep),),
+        )
+        picks = self.close(exchange, "distinct-pick", Scattered(column="shard", num_partitions=num_shards))
+        decisions = tuple(blocks_path(picks.spec.home, task) for task in range(num_partitions))
+        inputs = tuple(
+            SurvivorsInput(rows=rows_path(keys.spec.home, shard), decisions=decisions, shard=shard)
+            for shard in range(num_shards)
+        )
+        return replace(upstream, inputs=inputs, origin=picks.fingerprint, ops=())
+
+    def _group_by(self, node: GroupBy) -> _Open:
+        upstream = self.open(node.upstream)
+        num_shards, num_partitions = len(upstream.inputs), _num_partitions(upstream)
+        partial = PartialAggregate(keys=node.keys, aggregates=node.aggregates)
+        upstream = replace(upstream, ops=(*upstream.ops, partial))
+        output = Scattered(on=node.keys, num_partitions=num_partitions)
+        exchange = self.close(upstream, "group-partial", output)
+        return _Open(
+            inputs=_partitions(exchange, num_shards, num_partitions),
+            origin=exchange.fingerprint,
+            weight=upstream.weight,
+            on_error=upstream.on_error,
+            ops=(FinalAggregate(keys=node.keys, aggregates=node.aggregates),),
+        )
+
+
+def rows_path(home: Path, task: int) -> Path:
+    """The block file in which a task keeps its rows."""
+    return home / f"rows-{task:05d}.blocks"
+
+
+def blocks_path(home: Path, task: int) -> Path:
+    """The block file through which a task feeds an exchange."""
+    return home / f"exchange-{task:05d}.blocks"
+
+
+def describe(op: Any) -> str:
+    """An operation for people: ``map(clean)``, ``filter([(col("n")) > (dyn int: 3)])``."""
+    match op:
+        case Map() | FlatMap() | FilterRows() | MapBatches():
+            name = {Map: "map", FlatMap: "flat_map", FilterRows: "filter", MapBatches: "map_batches"}[type(op)]
+            return f"{name}({label(op.fn)})"
+        case FilterExpr():
+            return f"filter({op.expr})"
+        case RejectWhere():
+            return f"reject({op.reason})"
+        case PickSurvivors():
+            return f"distinct(keep={op.keep})"
+        case PartialAggregate() | FinalAggregate():
+            return (
+                f"{'partial' if isinstance(op, PartialAggregate) else 'combined'} aggregates of ({', '.join(op.keys)})"
+            )
+    return f"{'select' if type(op).__name__ == 'Select' else 'with_columns'}({', '.join(map(str, op.exprs))})"
+
+
+def explain(plan: Plan) -> str:
+    """A plan as text: one line a stage, one an operation."""
+    lines = []
+    for stage in plan.stages:
+        output = stage.spec.output
+        kind = type(output).__name__ if not isinstance(output, Parts) else f"{output.format} parts in {output.path}"
+        inputs = type(stage.inputs[0]).__name__ if stage.inputs else "nothing"
+        lines.append(f"{stage.spec.name}: {len(stage.inputs)} tasks, from {inputs} to {kind}")
+        lines += [f"    {label}" for label in stage.spec.labels]
+    return "\n".join(lines)
+
+
+def _open_files(source: FileSource) -> _Open:
+    files = list_files(source)
+    groups = shards(files, shard_bytes=source.shard_bytes)
+    inputs = tuple(
+        FilesInput(files=group, unit=source.unit, with_source=source.with_source, columns=source.columns)
+        for group in groups
+    )
+    read = (source.unit, source.with_source, source.columns, source.on_error)
+    return _Open(
+        inputs=inputs,
+        origin=fingerprint((groups, read)),
+        weight=sum(f.weight for f in files),
+        on_error=source.on_error,
+    )
+
+
+def _open_rows(source: RowSource) -> _Open:
+    n, k = len(source.rows), source.num_shards
+    inputs = tuple(RowsInput(rows=source.rows[n * i // k : n * (i + 1) // k]) for i in range(k))
+    origin = fingerprint((source.rows, k))
+    return _Open(inputs=inputs, origin=origin, weight=n * _BYTES_A_ROW, on_error=source.on_error)
+
+
+def _num_partitions(stage: _Open) -> int:
+    return max(1, min(_MAX_PARTITIONS, -(-stage.weight // _PARTITION_BYTES), len(stage.inputs)))
+
+
+def _partitions(stage: Stage, num_tasks: int, num_partitions: int) -> tuple[PartitionInput, ...]:
+    files = tuple(blocks_path(stage.spec.home, task) for task in range(num_tasks))
+    return tuple(PartitionInput(files=files, partition=p) for p in range(num_partitions))

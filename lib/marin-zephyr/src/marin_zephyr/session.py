@@ -1,0 +1,237 @@
+"""The session: runs a dataset's plan stage by stage, skips what is committed, and reports every row.
+
+A session owns a backend (its worker processes live as long as it does) and a work directory, where intermediate stages
+are kept so that a later run finds them. It is the only place where the parts meet: plan, backend, stages, progress.
+
+Invariant: what a run writes depends on the dataset and its inputs, not on the session. An unchanged rerun executes no
+task; a run that was killed goes on with the tasks that have no record yet.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marin_zephyr.backends import NAMES, Backend, make_backend
+from marin_zephyr.dataset import Dataset, Sink
+from marin_zephyr.errors import OutputError, UsageError
+from marin_zephyr.progress import LogProgress, Progress
+
+if TYPE_CHECKING:
+    from marin_zephyr.planning import Plan, Stage
+    from marin_zephyr.stages import StageReport
+    from marin_zephyr.tasks import TaskRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """What a run did."""
+
+    files: tuple[Path, ...]
+    """The part files, in order."""
+    rejects: tuple[Path, ...]
+    """Files of refused records; empty unless ``on_error="quarantine"`` and something was refused."""
+    counters: dict[str, int]
+    """``rows_in``, ``rows_out``, ``filtered``, ``rejected``, ``consumed``, ``produced``, and the caller's own counters."""
+    stages: tuple[StageReport, ...]
+    """Every stage, with the counts of each operation."""
+    executed: int
+    """Tasks that ran; 0 if everything was committed before."""
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON."""
+        from dataclasses import asdict
+
+        return {
+            **asdict(self),
+            "files": [str(p) for p in self.files],
+            "rejects": [str(p) for p in self.rejects],
+            "stages": [asdict(s) for s in self.stages],
+        }
+
+
+class Session:
+    """Runs datasets.
+
+    Args:
+        backend: ``process`` (worker processes, the default) or ``inline`` (this process).
+        workers: worker processes; by default one a usable CPU.
+        work_dir: where intermediate stages are kept for later runs; by default a temporary directory that goes when the
+            session is closed.
+        progress: is told how stages go; by default a line of the log every two seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        backend: str = "process",
+        workers: int | None = None,
+        work_dir: str | Path | None = None,
+        progress: Progress | None = None,
+    ):
+        if backend not in NAMES:
+            raise UsageError(f"backend={backend!r} is not one of {', '.join(NAMES)}")
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers={workers} must be at least 1")
+        self._backend_name = backend
+        self._workers = workers or len(os.sched_getaffinity(0))
+        self._progress = progress or LogProgress()
+        self._given_dir = None if work_dir is None else Path(work_dir).absolute()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._backend: Backend | None = None
+        self._finalizer: Any = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers and removes the temporary work directory. The session can be used again; they come back."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._backend = self._finalizer = None
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def run(self, dataset: Dataset, *, name: str | None = None) -> RunReport:
+        """Runs a dataset that ends in a sink.
+
+        Args:
+            dataset: ends in ``write_parquet`` or ``write_jsonl``.
+            name: what progress calls it.
+
+        Raises:
+            ZephyrError: what went wrong; committed work is kept, and the same call goes on from there.
+        """
+        if not isinstance(dataset.node, Sink):
+            raise UsageError(
+                "run: the dataset ends in no write; add .write_parquet(path), or use session.rows or .count"
+            )
+        began = time.monotonic()
+        plan = self._plan(dataset)
+        reports = self._execute(plan, name)
+        last = reports[-1]
+        from marin_zephyr.stages import directory
+
+        out = directory(plan.stages[-1])
+        files = [out / f["name"] for f in last.files if not f["name"].startswith("rejects/")]
+        refused = [out / f["name"] for r in reports for f in r.files if f["name"].startswith("rejects/")]
+        return RunReport(
+            files=tuple(files),
+            rejects=tuple(refused),
+            counters=_totals(reports),
+            stages=tuple(reports),
+            executed=sum(r.executed for r in reports),
+            seconds=time.monotonic() - began,
+        )
+
+    def rows(self, dataset: Dataset) -> Iterator[dict[str, Any]]:
+        """The rows of a dataset that ends in no sink, in order, as dicts."""
+        from marin_zephyr.planning import Kept, rows_path
+        from marin_zephyr.shuffle import read_blocks
+
+        plan = self._plan(dataset, output=Kept())
+        self._execute(plan, None)
+        home, num_tasks = plan.stages[-1].spec.home, len(plan.stages[-1].inputs)
+        for task in range(num_tasks):
+            for frame in read_blocks(rows_path(home, task)):
+                yield from frame.iter_rows(named=True)
+
+    def count(self, dataset: Dataset) -> int:
+        """How many rows a dataset that ends in no sink has."""
+        from marin_zephyr.planning import Counted
+
+        return self._execute(self._plan(dataset, output=Counted()), None)[-1].rows_out
+
+    def explain(self, dataset: Dataset) -> str:
+        """The fused plan as text: stages, tasks, operations, outputs. Runs nothing."""
+        from marin_zephyr.planning import Kept, explain
+
+        return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept()))
+
+    def _plan(self, dataset: Dataset, *, output: Any = None) -> Plan:
+        from marin_zephyr.planning import plan
+
+        if output is not None and isinstance(dataset.node, Sink):
+            raise UsageError(f"the dataset writes to {dataset.node.path}; take the one from before the write")
+        return plan(dataset, output=output, work_dir=self._work_dir())
+
+    def _execute(self, plan: Plan, name: str | None) -> list[StageReport]:
+        """Runs the stages that are not committed. A committed last stage makes all others superfluous."""
+        from marin_zephyr.stages import committed
+
+        known = committed(plan.stages[-1])
+        if known is not None and len(known) == len(plan.stages):
+            return list(known)
+        reports: list[StageReport] = []
+        for stage in plan.stages:
+            before = committed(stage) if stage is not plan.stages[-1] else None
+            if before is not None:
+                reports.append(before[0])
+                continue
+            earlier = list(zip(plan.stages, reports, strict=False))
+            reports.append(self._run_stage(stage, earlier, name or stage.spec.name))
+        return reports
+
+    def _run_stage(self, stage: Stage, earlier: list[tuple[Stage, StageReport]], name: str) -> StageReport:
+        from marin_zephyr.schemas import settle
+        from marin_zephyr.stages import commit, directory, opened, summarize
+        from marin_zephyr.tasks import TaskRecord
+
+        began = time.monotonic()
+        with opened(stage):
+            places = (stage.spec.home, directory(stage))
+            records: dict[int, TaskRecord] = {}
+            for index in range(len(stage.inputs)):
+                record = TaskRecord.load(stage.spec.home, index)
+                if record is not None and all(any(f.is_in(p) for p in places) for f in record.files):
+                    records[index] = record
+            todo = [(i, task_input) for i, task_input in enumerate(stage.inputs) if i not in records]
+            self._progress.start(name, num_tasks=len(stage.inputs), num_done=len(records))
+            if todo:
+                for record in self._running_backend().run(stage.spec, todo):
+                    records[record.index] = record
+                    self._progress.advance(rows=record.rows_in)
+            self._progress.finish()
+            ordered = settle(stage, [records[i] for i in range(len(stage.inputs))])
+            report = summarize(stage, ordered, executed=len(todo), seconds=time.monotonic() - began)
+            commit(stage, report, earlier=earlier)
+        return report
+
+    def _work_dir(self) -> Path:
+        if self._given_dir is not None:
+            return self._given_dir
+        if self._temporary is None:
+            try:
+                self._temporary = tempfile.TemporaryDirectory(prefix="zephyr-", ignore_cleanup_errors=True)
+            except OSError as e:
+                raise OutputError(f"{tempfile.gettempdir()}: no temporary directory can be made; pass work_dir=") from e
+        return Path(self._temporary.name)
+
+    def _running_backend(self) -> Backend:
+        if self._backend is None:
+            self._backend = make_backend(self._backend_name, workers=self._workers)
+            self._finalizer = weakref.finalize(self, self._backend.close)
+        return self._backend
+
+
+def _totals(reports: list[StageReport]) -> dict[str, int]:
+    totals = {"rows_in": reports[0].rows_in, "rows_out": reports[-1].rows_out}
+    # The exchange of keys moves no rows of the caller's.
+    visible = [r for r in reports if not r.name.endswith("distinct-pick")]
+    for what in ("filtered", "rejected", "consumed", "produced"):
+        totals[what] = sum(r.total(what) for r in visible)
+    for report in visible:
+        for name, n in report.counters.items():
+            totals[name] = totals.get(name, 0) + n
+    return totals

@@ -1,0 +1,255 @@
+"""One stage, from its tasks to its manifest: what is done already, what remains, and the moment it counts.
+
+A stage lives in a *home*: a directory of the work directory or, for a sink, a hidden directory inside the output
+directory. Tasks put files and records there. When all records are there the stage is committed: for an intermediate
+stage by writing ``manifest.json``; for a sink by moving the parts into the output directory and then writing
+``_manifest.json``. The manifest is written last, so a directory without one is not a dataset.
+
+Invariants:
+
+- Readers of an output directory see the old dataset whole until the new one is whole, save for the moment of the
+  renames,
+  during which there is no manifest.
+- A home is named by its fingerprint, so work of another plan is never taken for this one's.
+- Parts of an earlier run (also of one with more shards) are removed in the same step; files that are not ours never
+  are.
+- One writer: the home is locked (``flock`` on the directory) while a stage runs.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marin_zephyr.counters import RowCounts, merge
+from marin_zephyr.errors import OutputBusyError, OutputError, SchemaError
+from marin_zephyr.planning import Parts, Stage
+
+MANIFEST_SCHEMA = 1
+SINK_MANIFEST = "_manifest.json"
+_HOME_MANIFEST = "manifest.json"
+_PART = re.compile(r"part-\d{5,}\.(parquet|jsonl|jsonl\.gz|jsonl\.zst)")
+_STAGING = ".staging-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageReport:
+    """What a stage did, in numbers that depend on the inputs alone (`executed` and `seconds` excepted)."""
+
+    name: str
+    fingerprint: str
+    num_tasks: int
+    operations: tuple[tuple[str, dict[str, int]], ...]
+    counters: dict[str, int]
+    files: tuple[dict[str, Any], ...]
+    """Name, size and rows of each file, relative to the stage's directory."""
+    executed: int = 0
+    """Tasks that ran in this run; the others were committed before."""
+    seconds: float = 0.0
+
+    @property
+    def rows_in(self) -> int:
+        """Rows read."""
+        return self.operations[0][1]["rows_in"]
+
+    @property
+    def rows_out(self) -> int:
+        """Rows written."""
+        return self.operations[-1][1]["rows_out"]
+
+    def total(self, what: str) -> int:
+        """Sum of ``filtered``, ``rejected``, ``consumed`` or ``produced`` over the operations."""
+        return sum(counts[what] for _, counts in self.operations)
+
+
+def directory(stage: Stage) -> Path:
+    """Where the committed files lie: the output directory of a sink, else the stage's home."""
+    output = stage.spec.output
+    return Path(output.path).absolute() if isinstance(output, Parts) else stage.spec.home
+
+
+def committed(stage: Stage) -> tuple[StageReport, ...] | None:
+    """The reports of a stage that was committed before and still lies there whole; for a sink those of all its stages.
+
+    Sizes are checked, not contents: a file that was cut or is missing makes the stage run again.
+    """
+    path = _manifest_path(stage)
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    if data.get("schema") != MANIFEST_SCHEMA or data.get("fingerprint") != stage.fingerprint:
+        return None
+    for file in data["files"]:
+        try:
+            if (path.parent / file["name"]).stat().st_size != file["size"]:
+                return None
+        except OSError:
+            return None
+    return tuple(_report(entry) for entry in data["stages"])
+
+
+@contextmanager
+def opened(stage: Stage) -> Iterator[None]:
+    """Makes the stage's home and holds its lock.
+
+    Raises:
+        OutputError: the directory cannot be made, or holds parts that are not ours.
+        OutputBusyError: another run holds it.
+    """
+    home = stage.spec.home
+    _check_ours(stage)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as e:
+        raise OutputError(f"{directory(stage)}: cannot be written ({e.strerror}); choose another directory") from e
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as e:
+        raise OutputBusyError(f"{directory(stage)}: another run is writing it; wait for it, or stop it") from e
+    finally:
+        os.close(lock)
+
+
+def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: float) -> StageReport:
+    """The records of all tasks as one report.
+
+    Raises:
+        SchemaError: an expression names a column that no row of the whole input has.
+    """
+    _check_absent(stage, records)
+    operations = [(name, RowCounts()) for name, _ in records[0].operations]
+    counters: dict[str, int] = {}
+    files = []
+    for record in records:
+        merge(counters, record.counters)
+        for (_, total), (_, counts) in zip(operations, record.operations, strict=True):
+            total.add(RowCounts.from_json(counts))
+        files += [{"name": f.name, "size": f.size, "rows": f.rows} for f in record.files]
+    return StageReport(
+        name=stage.spec.name,
+        fingerprint=stage.fingerprint,
+        num_tasks=len(records),
+        operations=tuple((name, counts.to_json()) for name, counts in operations),
+        counters=dict(sorted(counters.items())),
+        files=tuple(files),
+        executed=executed,
+        seconds=seconds,
+    )
+
+
+def commit(stage: Stage, report: StageReport, *, earlier: Sequence[tuple[Stage, StageReport]]) -> None:
+    """Makes a stage count; see the module's docstring for how."""
+    if isinstance(stage.spec.output, Parts):
+        _publish(stage, report, earlier)
+        return
+    _write_manifest(stage, report.files, [report])
+
+
+def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, StageReport]]) -> None:
+    out, home = directory(stage), stage.spec.home
+    files = [dict(f) for f in report.files]
+    for before, its_report in earlier:
+        for file in its_report.files:
+            if file["name"].startswith("rejects/"):
+                files.append(dict(file))
+                (home / "rejects").mkdir(exist_ok=True)
+                if not (home / file["name"]).exists() and not (out / file["name"]).exists():
+                    shutil.copyfile(before.spec.home / file["name"], home / file["name"])
+    (out / SINK_MANIFEST).unlink(missing_ok=True)
+    _remove_others(out, keep={f["name"] for f in files})
+    for file in files:
+        target = out / file["name"]
+        target.parent.mkdir(exist_ok=True)
+        if (home / file["name"]).exists():  # else an earlier run moved it, and died before the manifest
+            (home / file["name"]).replace(target)
+    _write_manifest(stage, files, [*(r for _, r in earlier), report])
+    for staging in out.glob(f"{_STAGING}*"):
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _write_manifest(stage: Stage, files: Sequence[dict[str, Any]], reports: Sequence[StageReport]) -> None:
+    data = {
+        "schema": MANIFEST_SCHEMA,
+        "fingerprint": stage.fingerprint,
+        "ingredients": stage.ingredients,
+        "files": sorted(files, key=lambda f: f["name"]),
+        "stages": [_lasting(r) for r in reports],
+    }
+    path = _manifest_path(stage)
+    hidden = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with hidden.open("w", encoding="utf-8") as out:
+            json.dump(data, out, indent=1, sort_keys=True, ensure_ascii=False)
+            if isinstance(stage.spec.output, Parts):  # an intermediate stage may be lost with the machine
+                out.flush()
+                os.fsync(out.fileno())
+        hidden.replace(path)
+    except OSError as e:
+        hidden.unlink(missing_ok=True)
+        hint = "; free some space and run again: committed work is kept" if e.errno == errno.ENOSPC else ""
+        raise OutputError(f"{path}: cannot write ({e.strerror}){hint}") from e
+
+
+def _lasting(report: StageReport) -> dict[str, Any]:
+    """A report without what differs from run to run: equal inputs give equal manifests."""
+    return {
+        "name": report.name,
+        "fingerprint": report.fingerprint,
+        "num_tasks": report.num_tasks,
+        "operations": [list(entry) for entry in report.operations],
+        "counters": report.counters,
+        "files": list(report.files),
+    }
+
+
+def _report(data: dict[str, Any]) -> StageReport:
+    operations = tuple((name, counts) for name, counts in data.pop("operations"))
+    return StageReport(operations=operations, files=tuple(data.pop("files")), **data)
+
+
+def _manifest_path(stage: Stage) -> Path:
+    if isinstance(stage.spec.output, Parts):
+        return directory(stage) / SINK_MANIFEST
+    return stage.spec.home / _HOME_MANIFEST
+
+
+def _check_ours(stage: Stage) -> None:
+    """Refuses an output directory whose parts no zephyr manifest or staging directory vouches for."""
+    out = directory(stage)
+    if not isinstance(stage.spec.output, Parts) or not out.exists():
+        return
+    if not out.is_dir():
+        raise OutputError(f"{out}: is a file; name a directory")
+    if (out / SINK_MANIFEST).exists() or any(out.glob(f"{_STAGING}*")):
+        return
+    foreign = next((p.name for p in sorted(out.iterdir()) if _PART.fullmatch(p.name)), None)
+    if foreign:
+        raise OutputError(
+            f"{out}: holds {foreign}, which zephyr did not write; choose an empty directory, or remove it"
+        )
+
+
+def _remove_others(out: Path, *, keep: set[str]) -> None:
+    for path in [*out.iterdir(), *(out / "rejects").glob("*.jsonl")]:
+        name = path.relative_to(out).as_posix()
+        if name not in keep and (_PART.fullmatch(name) or name.startswith("rejects/")):
+            path.unlink()
+
+
+def _check_absent(stage: Stage, records: Sequence[Any]) -> None:
+    reading = [r.absent for r in records if r.absent]
+    for name in dict.fromkeys(name for absent in reading for name in absent):
+        if all(absent.get(name, True) for absent in reading):
+            raise SchemaError(f"{stage.spec.name}: no row of the input has a column {name!r}; check the name")

@@ -1,0 +1,54 @@
+"""Text preparation: raw files to the documents a model is trained on.
+
+- `normalize`     raw files to a corpus: one schema, stable ids, rejects kept with reasons (`normalization`)
+- `exact_dedup`   of equal texts the first stays (`exact`)
+- `fuzzy_dedup`   of nearly equal texts the longest stays (`fuzzy`; `sketches` by `ngrams` and `minhash`; `clusters`)
+- `split`         train and validation by a hash of the document's id (`splitting`)
+
+Each reads a corpus directory (`corpus`), writes another, and returns a report of what it kept and dropped. The same
+inputs give the same bytes whatever the number of workers, and a run that was killed continues where it stopped.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from marin_zephyr.text.corpus import Size
+    from marin_zephyr.text.exact import ExactDedupReport, exact_dedup
+    from marin_zephyr.text.fuzzy import FuzzyDedupReport, fuzzy_dedup
+    from marin_zephyr.text.normalization import NormalizeReport, normalize
+    from marin_zephyr.text.splitting import SplitReport, split
+
+__all__ = [
+    "ExactDedupReport",
+    "FuzzyDedupReport",
+    "NormalizeReport",
+    "Size",
+    "SplitReport",
+    "exact_dedup",
+    "fuzzy_dedup",
+    "normalize",
+    "split",
+]
+
+_LAZY = {
+    "ExactDedupReport": "exact",
+    "FuzzyDedupReport": "fuzzy",
+    "NormalizeReport": "normalization",
+    "Size": "corpus",
+    "SplitReport": "splitting",
+    "exact_dedup": "exact",
+    "fuzzy_dedup": "fuzzy",
+    "normalize": "normalization",
+    "split": "splitting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,171 @@
+"""Fuzzy de-duplication: documents that share most of their word n-grams are one document, and the longest stays.
+
+Three passes:
+
+1. *Sketch*, on workers: every text becomes its n-gram hashes and band keys (`sketches`). From here on no text moves.
+2. *Decide*, here: shared band keys make candidates, whole n-gram sets decide (`clusters`). In memory are the band keys
+   of all documents and, component after component, the n-gram sets of candidates, `MAX_HASHES` hashes at a time.
+3. *Write*, on workers: the corpus without the dropped documents, in its order.
+
+The passes on workers are committed and not repeated by a later run. ``_duplicates/duplicates.parquet`` in the output
+names every dropped document, the kept one, and how alike they are.
+
+Invariant: which documents stay is a function of the set of documents: of no file order, shard size or worker count.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from marin_zephyr.errors import UsageError
+from marin_zephyr.text.clusters import Decision, candidate_components, decide
+from marin_zephyr.text.corpus import Size, open_corpus, open_session, written_size
+from marin_zephyr.text.minhash import Banding, choose_banding
+from marin_zephyr.text.sketches import Sketches, open_sketches, sketch
+
+# N-gram hashes of candidates in memory at a time: 512 MiB of them.
+MAX_HASHES = 1 << 26
+
+
+@dataclass(frozen=True)
+class FuzzyDedupReport:
+    """What `fuzzy_dedup` kept and dropped, and how it came to that.
+
+    Attributes:
+        out_dir: the corpus written.
+        kept: documents and bytes of the corpus written.
+        dropped: documents and bytes of the near-duplicates left out.
+        num_clusters: kept documents for which at least one other was dropped.
+        num_candidates: documents that share a band key with another.
+        num_compared: pairs of candidates whose whole n-gram sets were compared.
+        num_similar: of these, the pairs at or above the threshold.
+    """
+
+    out_dir: str
+    kept: Size
+    dropped: Size
+    num_clusters: int
+    num_candidates: int
+    num_compared: int
+    num_similar: int
+
+
+def fuzzy_dedup(
+    in_dir: str | Path,
+    out_dir: str | Path,
+    *,
+    ngram: int = 5,
+    num_permutations: int = 128,
+    threshold: float = 0.8,
+    recall: float = 0.995,
+    workers: int = 2,
+    work_dir: str | Path | None = None,
+) -> FuzzyDedupReport:
+    """Drops documents that are nearly the same as one that stays.
+
+    Args:
+        in_dir: a corpus directory of distinct ids, as `exact_dedup` writes it.
+        out_dir: the corpus directory to write.
+        ngram: words in an n-gram.
+        num_permutations: places in a MinHash signature.
+        threshold: the Jaccard index of two n-gram sets from which the shorter text is dropped, in (0, 1].
+        recall: the probability of finding a pair exactly at the threshold; more similar pairs are missed less often.
+        workers: processes; 1 works in this process. The result is the same bytes whatever their number.
+        work_dir: where sketches are kept, so that a later run goes on from there; by default a temporary directory.
+
+    Raises:
+        InputError: `in_dir` is no corpus, or holds one id twice.
+        UsageError: an argument is out of range.
+    """
+    banding = _check(ngram=ngram, num_permutations=num_permutations, threshold=threshold, recall=recall)
+    corpus = open_corpus(in_dir)
+    to_sketches = partial(sketch, ngram=ngram, num_permutations=num_permutations, banding=banding)
+    with open_session(workers=workers, work_dir=work_dir) as (session, work):
+        sketched = corpus.dataset("id", "text", "num_bytes").map_batches(to_sketches, batch_format="arrow")
+        # Hashes do not compress.
+        session.run(sketched.write_parquet(work / "sketches", compression="none"), name="fuzzy_dedup: sketch")
+        sketches = open_sketches(work / "sketches")
+        components = candidate_components(sketches.bands, preferred=sketches.preferred)
+        decisions = list(_decide_all(components, sketches, threshold=threshold))
+        duplicates = _duplicates(decisions, sketches)
+        stays = ~pl.col("id").is_in(duplicates["id"].to_list())
+        written = session.run(corpus.dataset().filter(stays).write_parquet(out_dir), name="fuzzy_dedup: write")
+    kept = written_size(written)
+    _write(duplicates, Path(out_dir) / "_duplicates" / "duplicates.parquet")
+    return FuzzyDedupReport(
+        str(out_dir),
+        kept=kept,
+        dropped=corpus.size() - kept,
+        num_clusters=duplicates["kept_id"].n_unique(),
+        num_candidates=sum(map(len, components)),
+        num_compared=sum(decision.num_compared for decision in decisions),
+        num_similar=sum(decision.num_similar for decision in decisions),
+    )
+
+
+def _check(*, ngram: int, num_permutations: int, threshold: float, recall: float) -> Banding:
+    """The banding for these arguments, or a `UsageError` that names the wrong one."""
+    if ngram < 1:
+        raise UsageError(f"ngram = {ngram}: an n-gram has at least one word")
+    if num_permutations < 1:
+        raise UsageError(f"num_permutations = {num_permutations}: must be at least 1; 128 serve most corpora")
+    if not 0.0 < threshold <= 1.0:
+        raise UsageError(f"threshold = {threshold}: must be above 0 and at most 1")
+    if not 0.0 < recall < 1.0:
+        raise UsageError(f"recall = {recall}: must be above 0 and below 1")
+    try:
+        return choose_banding(num_permutations, threshold, recall=recall)
+    except ValueError as e:
+        raise UsageError(str(e)) from None
+
+
+def _decide_all(components: Sequence[NDArray], sketches: Sketches, *, threshold: float) -> Iterator[Decision]:
+    for wave in waves(components, sketches.num_ngrams, limit=MAX_HASHES):
+        sets = sketches.load_sets(np.concatenate(wave))
+        for component in wave:
+            yield decide(component, bands=sketches.bands, sets=sets, threshold=threshold)
+
+
+def waves(components: Sequence[NDArray], num_ngrams: NDArray[np.int64], *, limit: int) -> Iterator[list[NDArray]]:
+    """Gathers components, in order, until their n-gram sets reach the limit; a component beyond it goes alone."""
+    wave: list[NDArray] = []
+    held = 0
+    for component in components:
+        size = int(num_ngrams[component].sum())
+        if wave and held + size > limit:
+            yield wave
+            wave, held = [], 0
+        wave.append(component)
+        held += size
+    if wave:
+        yield wave
+
+
+def _duplicates(decisions: Sequence[Decision], sketches: Sketches) -> pl.DataFrame:
+    """One row a dropped document: who it was, who stays for it, how alike they are, and its bytes."""
+    duplicates = [duplicate for decision in decisions for duplicate in decision.duplicates]
+    dropped = np.array([d.dropped for d in duplicates], dtype=np.int64)
+    kept = np.array([d.kept for d in duplicates], dtype=np.int64)
+    return pl.DataFrame(
+        {
+            "id": sketches.ids[dropped],
+            "kept_id": sketches.ids[kept],
+            "similarity": np.array([d.similarity for d in duplicates], dtype=np.float64),
+            "containment": np.array([d.containment for d in duplicates], dtype=np.float64),
+            "num_bytes": sketches.num_bytes[dropped],
+        }
+    )
+
+
+def _write(frame: pl.DataFrame, path: Path) -> None:
+    """Writes a parquet file that is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.partial")
+    pq.write_table(frame.to_arrow(), unfinished, compression="zstd")
+    unfinished.replace(path)

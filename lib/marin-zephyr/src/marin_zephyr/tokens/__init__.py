@@ -1,0 +1,28 @@
+"""Documents to ids: tokenizers, their training, and the token store that training reads.
+
+- `train_tokenizer`, `load_tokenizer`, `byte_tokenizer`: a tokenizer from a corpus, from disk, or of bytes.
+- `tokenize`: documents to a token store, on all cores, resumable.
+- `TokenStore`: reads one.
+"""
+
+from marin_zephyr.tokens.encoding import TokenizeReport, tokenize
+from marin_zephyr.tokens.manifest import Manifest, TokenStoreError
+from marin_zephyr.tokens.store import Damage, Location, TokenStore
+from marin_zephyr.tokens.tokenizer import Tokenizer, TokenizerError, byte_tokenizer, load_tokenizer
+from marin_zephyr.tokens.training import TrainingReport, train_tokenizer
+
+__all__ = [
+    "Damage",
+    "Location",
+    "Manifest",
+    "TokenStore",
+    "TokenStoreError",
+    "TokenizeReport",
+    "Tokenizer",
+    "TokenizerError",
+    "TrainingReport",
+    "byte_tokenizer",
+    "load_tokenizer",
+    "tokenize",
+    "train_tokenizer",
+]

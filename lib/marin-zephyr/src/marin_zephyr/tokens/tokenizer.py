@@ -1,0 +1,197 @@
+"""A tokenizer whose control ids cannot be reached from text.
+
+It is Hugging Face's ``tokenizers`` behind a narrow door. What the door keeps:
+
+- **Text stays text.** A document that holds ``<|endoftext|>`` is encoded as those thirteen characters and decodes to
+  them: the ids of special tokens are appended by whoever writes sequences, never found by parsing a document.
+- **Encoding is whole.** Truncation, padding and templates that a ``tokenizer.json`` carries are off.
+- **One identity.** ``digest`` is the sha256 of the very ``tokenizer.json``; a store keeps that file and that digest.
+
+The byte tokenizer is the same thing with no merges: id = byte, and 256 ends a sequence.
+
+See: Sennrich et al. 2016 (arXiv 1508.07909) for BPE; Radford et al. 2019 for its byte-level alphabet.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from marin_zephyr.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import tokenizers
+    from numpy.typing import NDArray
+
+END_OF_TEXT = "<|endoftext|>"
+TOKENIZER_FILE = "tokenizer.json"
+
+# Tried in this order where no tokenizer_config.json says which special token ends or begins a sequence.
+_USUAL_EOS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
+_USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>")
+
+
+class TokenizerError(UsageError):
+    """A tokenizer that does not exist, cannot be read, or lacks the special token that is asked of it."""
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Text to ids and back. Make one with `load_tokenizer` or `byte_tokenizer`.
+
+    Attributes:
+        content: the ``tokenizer.json``, byte for byte.
+        eos_id: the id that ends a sequence, or None if the tokenizer has none.
+        bos_id: the id that begins a sequence, or None.
+    """
+
+    content: bytes = field(repr=False)
+    eos_id: int | None
+    bos_id: int | None
+
+    @cached_property
+    def digest(self) -> str:
+        """The sha256 of ``content``, in hexadecimal."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """The largest id plus one: what an embedding table must hold, also where ids have gaps."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def backend(self) -> "tokenizers.Tokenizer":
+        """The ``tokenizers`` object, built on first use."""
+        return _build(self.content, protect=(self.eos_id, self.bos_id))
+
+    def replica(self) -> "Tokenizer":
+        """An equal tokenizer with a backend of its own: threads that share one contend for its cache."""
+        return Tokenizer(content=self.content, eos_id=self.eos_id, bos_id=self.bos_id)
+
+    def encode_batch(self, texts: Sequence[str]) -> "list[NDArray[np.int32]]":
+        """The ids of each text, without any special token.
+
+        Args:
+            texts: valid Unicode, without lone surrogates.
+
+        Returns:
+            One int32 array of shape ``[tokens]`` a text.
+        """
+        import numpy as np
+
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.fromiter(encoding.ids, np.int32, count=len(encoding)) for encoding in encodings]
+
+    def decode(self, ids: "Sequence[int] | NDArray[np.integer]") -> str:
+        """The text of ``ids``; special tokens appear as their names. Bytes that are no UTF-8 become U+FFFD."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+def load_tokenizer(
+    source: "str | Path | Tokenizer", *, eos_token: str | None = None, bos_token: str | None = None
+) -> Tokenizer:
+    """Loads a tokenizer from disk.
+
+    Args:
+        source: a ``tokenizer.json``, a directory that holds one, ``"bytes"`` for the built-in byte tokenizer, or a
+            `Tokenizer`, which is returned as it is.
+        eos_token: the token that ends a sequence. By default what ``tokenizer_config.json`` beside the file says, else
+            the usual names, else the only special token there is.
+        bos_token: likewise for the beginning.
+
+    Raises:
+        TokenizerError: there is no such file, it is no tokenizer, or it lacks the token that was named.
+    """
+    if isinstance(source, Tokenizer):
+        return source
+    if str(source) == "bytes":
+        return byte_tokenizer()
+    path = Path(source)
+    if path.is_dir():
+        path = path / TOKENIZER_FILE
+    try:
+        content = path.read_bytes()
+    except OSError:
+        raise TokenizerError(
+            f"no tokenizer at {path}: give a tokenizer.json, a directory that holds one, or 'bytes'"
+        ) from None
+    try:
+        backend = _build(content, protect=())
+    except Exception as error:  # the binding raises bare Exception
+        raise TokenizerError(f"{path} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
+    named = _config_tokens(path.with_name("tokenizer_config.json"))
+    special = [t.content for t in backend.get_added_tokens_decoder().values() if t.special]
+    eos = eos_token or named.get("eos") or _first(_USUAL_EOS, special) or (special[0] if len(special) == 1 else None)
+    bos = bos_token or named.get("bos") or _first(_USUAL_BOS, special)
+    ids = {}
+    for role, token in (("eos", eos), ("bos", bos)):
+        ids[role] = None if token is None else backend.token_to_id(token)
+        if token is not None and ids[role] is None:
+            raise TokenizerError(f"{path} has no token {token!r}, which was named as its {role} token")
+    return Tokenizer(content=content, eos_id=ids["eos"], bos_id=ids["bos"])
+
+
+def byte_tokenizer() -> Tokenizer:
+    """The built-in tokenizer of 257 ids: each UTF-8 byte is its own id, and 256 ends a sequence."""
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    vocab = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    # Without merges any split gives the same ids; lines keep the pieces short.
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("\n", "merged_with_previous"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+    return Tokenizer(content=backend.to_str(pretty=True).encode(), eos_id=256, bos_id=None)
+
+
+def _build(content: bytes, *, protect: Sequence[int | None]) -> "tokenizers.Tokenizer":
+    """The backend of a ``tokenizer.json``, encoding whole documents as plain text.
+
+    ``protect`` are ids that no text may produce even if the file forgot to mark their tokens as special.
+    """
+    from tokenizers import Tokenizer as Backend
+
+    fields = json.loads(content)
+    for token in fields.get("added_tokens") or ():
+        if token["id"] in protect:
+            token["special"] = True
+    backend = Backend.from_str(json.dumps(fields))
+    backend.encode_special_tokens = True
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _byte_symbols() -> list[str]:
+    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's ``bytes_to_unicode``)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _config_tokens(path: Path) -> dict[str, str]:
+    """The ``eos`` and ``bos`` tokens that a ``tokenizer_config.json`` names, where there is one."""
+    if not path.is_file():
+        return {}
+    try:
+        config: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from None
+    tokens = {role: config.get(f"{role}_token") for role in ("eos", "bos")}
+    # Older files nest the token in an object with its stripping rules.
+    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
+    return {role: text for role, text in texts.items() if text}
+
+
+def _first(wanted: Sequence[str], present: Sequence[str]) -> str | None:
+    return next((token for token in wanted if token in present), None)

@@ -1,0 +1,161 @@
+"""JSON lines, clean and dirty: what is read, what is refused with line and offset, and nothing in between."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marin_zephyr.errors import BadRecordError, SchemaError
+from marin_zephyr.formats import jsonl
+from marin_zephyr.formats.files import InputFile
+from marin_zephyr.formats.lines import BLOCK_BYTES
+from marin_zephyr.formats.provenance import ReadOptions
+from marin_zephyr.formats.rejects import Desk
+
+
+def write(path: Path, data: bytes) -> InputFile:
+    path.write_bytes(data)
+    format = "json" if path.suffix == ".json" else "jsonl"
+    return InputFile(url=str(path), name=path.name, format=format, compression=None, size=len(data), version="")
+
+
+def read(path: Path, data: bytes, policy: str = "raise", **options) -> tuple[list[dict], list[dict]]:
+    """The rows, and the rejects."""
+    desk = Desk(policy, path.parent / "rejects.jsonl")
+    frames = list(jsonl.read(write(path, data), ReadOptions(**options), desk))
+    desk.close()
+    refused = [json.loads(line) for line in desk.path.read_text().splitlines()] if desk.path.exists() else []
+    return [row for frame in frames for row in frame.to_dicts()], refused
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.jsonl"
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.text(max_size=6),
+    st.text(alphabet="0123-T:Z. ", max_size=12),
+    st.sampled_from(["2020-01-01", "\0", "é😀"]),
+)
+VALUES = st.fixed_dictionaries(
+    {
+        "s": SCALARS,
+        "n": st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1)),
+        "b": st.one_of(st.none(), st.booleans()),
+    },
+    optional={
+        "f": st.floats(allow_nan=False, allow_infinity=False),
+        "l": st.lists(SCALARS, max_size=3),
+        "d": st.fixed_dictionaries({"x": SCALARS, "y": st.integers(0, 5)}),
+    },
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows=st.lists(VALUES, min_size=1, max_size=12), ascii=st.booleans(), end=st.sampled_from(["\n", "\r\n", "\n\n"]))
+def test_reading_equals_pythons_json(rows, ascii, end, tmp_path_factory):
+    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
+    data = "".join(json.dumps(row, ensure_ascii=ascii) + end for row in rows).encode()
+    got, refused = read(path, data)
+    names = {name for row in rows for name in row}
+    assert refused == []
+    assert [{k: v for k, v in row.items() if v is not None} for row in got] == [
+        {k: v for k, v in row.items() if v is not None and k in names} for row in rows
+    ]
+
+
+DIRTY = {
+    "latin-1": (b'{"t":"caf\xe9"}', "not UTF-8: byte 0xe9"),
+    "no JSON": (b"{'t': 1}", "not JSON"),
+    "cut off": (b'{"t": "ab', "not JSON"),
+    "two objects": (b'{"t":"a"}{"t":"b"}', "not JSON: Extra data"),
+    "trailing": (b'{"t":"a"} x', "not JSON: Extra data"),
+    "an array": (b'["t"]', "expected an object, found list"),
+    "a number": (b"3", "expected an object, found int"),
+    "a key twice": (b'{"t":"a","t":"b"}', "key 't' stands twice"),
+    "lone surrogate": (b'{"t":"\\ud800"}', "lone surrogate"),
+    "raw NUL": (b'{"t":"a\x00b"}', "not JSON"),
+    "huge integer": (b'{"n":123456789012345678901234567890}', "beyond 64 bits"),
+    "deep": (b'{"t":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+}
+
+
+@pytest.mark.parametrize("kind", DIRTY)
+def test_a_bad_line_is_refused_with_its_place_and_the_others_are_kept(path, kind):
+    bad, reason = DIRTY[kind]
+    good = b'{"t":"x"}\n'
+    rows, refused = read(path, good + bad + b"\n" + good, "quarantine")
+    assert rows == [{"t": "x"}, {"t": "x"}] or kind == "huge integer"
+    assert [(r["line"], r["offset"], r["file"]) for r in refused] == [(2, len(good), "a.jsonl")]
+    assert reason in refused[0]["reason"]
+    with pytest.raises(BadRecordError, match=rf"a\.jsonl, line 2, byte offset {len(good)}"):
+        read(path, good + bad + b"\n" + good)
+
+
+def test_the_raw_bytes_of_a_bad_line_are_kept(path):
+    import base64
+
+    _, refused = read(path, b'{"t":"caf\xe9"}\r\n', "quarantine")
+    assert base64.b64decode(refused[0]["raw"]) == b'{"t":"caf\xe9"}'
+
+
+def test_byte_order_mark_crlf_blank_lines_and_a_missing_last_newline(path):
+    rows, _ = read(path, b'\xef\xbb\xbf{"n":1}\r\n\r\n  \n{"n":2}', with_source=True)
+    assert [(r["n"], r["source_row"], r["source_offset"]) for r in rows] == [(1, 1, 3), (2, 4, 17)]
+
+
+def test_places_are_those_of_the_lines(path):
+    lines = [json.dumps({"n": i, "t": "x" * (i % 7)}).encode() + b"\n" for i in range(500)]
+    rows, _ = read(path, b"".join(lines), with_source=True)
+    data = path.read_bytes()
+    for row in rows:
+        assert json.loads(data[row["source_offset"] :].split(b"\n", 1)[0])["n"] == row["n"] == row["source_row"] - 1
+
+
+def test_a_late_float_widens_the_column_and_loses_nothing(path):
+    assert read(path, b'{"n":1}\n{"n":1.5}\n')[0] == [{"n": 1.0}, {"n": 1.5}]
+
+
+def test_an_integer_that_a_float_column_would_round_is_an_error(path):
+    with pytest.raises(SchemaError, match="column 'n'"):
+        read(path, b'{"n":9007199254740993}\n{"n":1.5}\n')
+
+
+def test_a_late_string_among_numbers_is_an_error_that_names_file_and_column(path):
+    with pytest.raises(SchemaError, match=r"a\.jsonl, lines 1 to 2: column 'n' holds int and str"):
+        read(path, b'{"n":1}\n{"n":"x"}\n')
+
+
+def test_a_late_string_in_a_later_block_is_an_error_too(path):
+    data = b'{"n":1}\n' * (BLOCK_BYTES // 8) + b'{"n":"x"}\n'
+    with pytest.raises(SchemaError, match=r"a\.jsonl: column 'n' is int64"):
+        read(path, data)
+
+
+def test_strings_that_look_like_dates_stay_strings(path):
+    rows = [{"t": "x", "d": None}] * 30 + [{"t": "2020-01-01", "d": "2020-01-01 00:00:00"}] * 2
+    got, _ = read(path, "".join(json.dumps(r) + "\n" for r in rows).encode())
+    assert got == rows
+
+
+def test_json_files_hold_lines_an_array_or_one_object(tmp_path):
+    for data in (b'{"n":1}\n{"n":2}\n', b'[{"n":1},\n {"n":2}]'):
+        assert read(tmp_path / "a.json", data)[0] == [{"n": 1}, {"n": 2}]
+    assert read(tmp_path / "a.json", b'{\n  "n": 1\n}\n')[0] == [{"n": 1}]
+
+
+def test_asked_for_columns_come_in_order_and_absent_ones_are_null(path):
+    rows, _ = read(path, b'{"a":1,"b":2,"c":3}\n', columns=("c", "z", "a"))
+    assert [list(row.items()) for row in rows] == [[("c", 3), ("z", None), ("a", 1)]]
+
+
+def test_batches_are_bounded(path):
+    desk = Desk("raise", path.parent / "rejects.jsonl")
+    frames = list(jsonl.read(write(path, b'{"n":1}\n' * 200_000), ReadOptions(), desk))
+    assert pl.concat(frames).height == 200_000
+    assert max(frame.height for frame in frames) <= 65_536

@@ -1,0 +1,74 @@
+"""Compressed files: whole ones are read, cut or damaged ones never pass for whole."""
+
+import bz2
+import gzip
+import lzma
+import zlib
+
+import pytest
+import zstandard
+
+from marin_zephyr.errors import InputError, TruncatedFileError
+from marin_zephyr.formats.streams import blocks
+
+TEXT = b"".join(b"line %d of a text that is long enough\n" % i for i in range(5000))
+
+
+def bgzip_like(data: bytes) -> bytes:
+    return b"".join(gzip.compress(data[i : i + 9000]) for i in range(0, len(data), 9000))
+
+
+COMPRESS = {
+    "gz": gzip.compress,
+    "zst": zstandard.ZstdCompressor().compress,
+    "xz": lzma.compress,
+    "bz2": bz2.compress,
+}
+MULTI = {
+    "gz": bgzip_like,
+    "zst": lambda data: b"".join(
+        zstandard.ZstdCompressor().compress(data[i : i + 9000]) for i in range(0, len(data), 9000)
+    ),
+    "xz": lambda data: lzma.compress(data[:9000]) + lzma.compress(data[9000:]),
+    "bz2": lambda data: bz2.compress(data[:9000]) + bz2.compress(data[9000:]),
+}
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+@pytest.mark.parametrize("pack", [COMPRESS, MULTI], ids=["one member", "many members"])
+def test_whole_files_are_read_whole(tmp_path, kind, pack):
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(pack[kind](TEXT))
+    assert b"".join(blocks(str(path), kind)) == TEXT
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+@pytest.mark.parametrize("pack", [COMPRESS, MULTI], ids=["one member", "many members"])
+@pytest.mark.parametrize("cut", [1, 5, 2000])
+def test_a_cut_file_is_an_error_that_names_it(tmp_path, kind, pack, cut):
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(pack[kind](TEXT)[:-cut])
+    with pytest.raises(TruncatedFileError, match=rf"a\.{kind}.*truncated"):
+        list(blocks(str(path), kind))
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_a_damaged_file_is_an_error_that_names_it(tmp_path, kind):
+    path = tmp_path / f"a.{kind}"
+    data = bytearray(COMPRESS[kind](TEXT))
+    for i in range(len(data) // 2, len(data) // 2 + 30):
+        data[i] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=rf"a\.{kind}"):
+        list(blocks(str(path), kind))
+
+
+def test_plain_bytes_pass(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(TEXT)
+    assert zlib.crc32(b"".join(blocks(str(path), None))) == zlib.crc32(TEXT)
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(InputError, match="gone"):
+        list(blocks(str(tmp_path / "gone"), None))

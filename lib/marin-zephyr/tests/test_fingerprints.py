@@ -1,0 +1,121 @@
+"""What makes a stage run again, and what must not."""
+
+import re
+import subprocess
+import sys
+import textwrap
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marin_zephyr import col
+from marin_zephyr.fingerprints import fingerprint, label
+
+PLAIN = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+def function(source: str, **names: object):
+    scope: dict[str, object] = {"__name__": "experiment", **names}
+    exec(textwrap.dedent(source), scope)
+    return scope["f"]
+
+
+@given(value=PLAIN, other=PLAIN)
+def test_plain_values_have_equal_fingerprints_exactly_when_they_are_equal(value, other):
+    assert (fingerprint(value) == fingerprint(other)) == (repr(value) == repr(other))
+
+
+BASE = "def f(row):\n    return row['n'] + 1"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(row):\n    # a comment\n\n    return row['n'] + 1",
+        "\n\n\ndef f(row): return row['n'] + 1",
+    ],
+)
+def test_comments_and_layout_do_not_count(source):
+    assert fingerprint(function(source)) == fingerprint(function(BASE))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(row):\n    return row['n'] + 2",
+        "def f(row):\n    return row['m'] + 1",
+        "def f(row):\n    return row['n'] - 1",
+        "def f(row, k=1):\n    return row['n'] + 1",
+    ],
+)
+def test_code_constants_names_and_defaults_count(source):
+    assert fingerprint(function(source)) != fingerprint(function(BASE))
+
+
+def test_what_a_function_reaches_counts():
+    source = "def g(n):\n    return n + {k}\n\ndef f(row):\n    return g(row['n'])"
+    assert fingerprint(function(source.format(k=1))) != fingerprint(function(source.format(k=2)))
+    uses = "def f(row):\n    return row['n'] + LIMIT"
+    assert fingerprint(function(uses, LIMIT=1)) != fingerprint(function(uses, LIMIT=2))
+
+
+def test_closures_partials_and_methods_count():
+    def adder(k):
+        return lambda row: row["n"] + k
+
+    class Scale:
+        def __init__(self, by):
+            self.by = by
+
+        def __call__(self, row):
+            return row["n"] * self.by
+
+    assert fingerprint(adder(1)) == fingerprint(adder(1)) != fingerprint(adder(2))
+    assert fingerprint(partial(pow, 2)) == fingerprint(partial(pow, 2)) != fingerprint(partial(pow, 3))
+    assert fingerprint(Scale(2)) == fingerprint(Scale(2)) != fingerprint(Scale(3))
+
+
+def test_recursion_ends():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    assert fingerprint(even) == fingerprint(even) != fingerprint(odd)
+
+
+def test_expressions_and_patterns_count():
+    assert fingerprint(col("a") > 1) == fingerprint(col("a") > 1) != fingerprint(col("a") > 2)
+    assert fingerprint(re.compile("a")) != fingerprint(re.compile("a", re.IGNORECASE))
+
+
+def test_a_fingerprint_is_the_same_in_another_process():
+    code = textwrap.dedent("""
+        import json, re
+        from marin_zephyr import col
+        from marin_zephyr.fingerprints import fingerprint
+        NAMES = {"b", "a", "c"}
+        def f(row, *, k=frozenset("xyz")):
+            return json.dumps([row["n"] in NAMES, re.sub("a", "b", row["t"]), [x for x in k]])
+        print(fingerprint(f), fingerprint(col("a").str.len_bytes()))
+    """)
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+def test_labels_are_for_people():
+    assert label(test_labels_are_for_people) == "test_labels_are_for_people"
+    assert re.fullmatch(r"<lambda> at test_fingerprints\.py:\d+", label(lambda row: row))
+    assert label(partial(pow, 2)) == "pow"

@@ -1,0 +1,299 @@
+"""Tokenizing: the same store for any number of workers and after any kill; bad input leaves no store."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marin_zephyr.errors import InputError, OutputBusyError, OutputError, UsageError
+from marin_zephyr.tokens import Tokenizer, TokenizerError, TokenStore, TokenStoreError, tokenize
+from marin_zephyr.tokens.durability import sole_writer
+
+_PART_TOKENS = 4000
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, write_parquet, write_jsonl, corpus: list[str], prose) -> Path:
+    """Forty documents, empty ones among them, and one that is long enough to be cut."""
+    directory = tmp_path_factory.mktemp("source")
+    write_parquet(directory / "a.parquet", ["", *corpus[:20], None])
+    write_jsonl(directory / "b.jsonl", [prose(99, 30_000), "", *corpus[20:], ""])
+    return directory
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory, source: Path, trained: Tokenizer) -> Path:
+    """The store of ``source``, made without a kill."""
+    out = tmp_path_factory.mktemp("clean") / "out"
+    tokenize(source, out, tokenizer=trained, part_tokens=_PART_TOKENS)
+    return out
+
+
+def run(source: Path, out: Path, tokenizer: Tokenizer, **options):
+    return tokenize(source, out, tokenizer=tokenizer, part_tokens=_PART_TOKENS, **options)
+
+
+# ----------------------------------------------------------------------------------------------------------- content
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_number_of_workers_does_not_matter(
+    source: Path, clean: Path, tmp_path: Path, trained: Tokenizer, digests, workers: int
+):
+    run(source, tmp_path / "out", trained, workers=workers)
+    assert digests(tmp_path / "out") == digests(clean)
+
+
+def test_a_long_document_has_the_ids_of_the_whole(clean: Path, trained: Tokenizer, prose):
+    [ids] = trained.encode_batch([prose(99, 30_000)])
+    assert TokenStore.open(clean).document(20).tolist() == [*ids.tolist(), trained.eos_id]
+
+
+def test_the_report_counts_what_is_there(source: Path, tmp_path: Path, trained: Tokenizer):
+    report = run(source, tmp_path / "out", trained)
+    store = TokenStore.open(tmp_path / "out")
+    assert (report.num_documents, report.num_tokens, report.num_bytes) == (41, store.num_tokens, store.num_bytes)
+    assert report.num_empty == 4
+    assert report.num_parts == len(store.parts) > 3
+    assert report.bytes_per_token == store.num_bytes / store.num_tokens
+
+
+def test_parts_end_with_the_document_that_fills_them(clean: Path):
+    *full, _ = TokenStore.open(clean).parts
+    for part in full:
+        assert part.record.num_tokens >= _PART_TOKENS > part.record.num_tokens - int(part.lengths[-1])
+
+
+def test_documents_know_their_file(clean: Path):
+    store = TokenStore.open(clean)
+    assert [store.source(index) for index in (0, 19, 20, 40)] == ["a.parquet", "a.parquet", "b.jsonl", "b.jsonl"]
+
+
+def test_literal_special_text_is_never_an_end(tmp_path: Path, write_jsonl, trained: Tokenizer):
+    text = "before<|endoftext|>after <|endoftext|>"
+    run(write_jsonl(tmp_path / "in.jsonl", [text, "next"]), tmp_path / "out", trained)
+    store = TokenStore.open(tmp_path / "out")
+    assert store.text(0) == text
+    for index in (0, 1):
+        assert [i == trained.eos_id for i in store.document(index)].index(True) == len(store.document(index)) - 1
+
+
+@pytest.mark.parametrize("append_eos", [True, False])
+@pytest.mark.parametrize("prepend_bos", [True, False])
+def test_special_ids_are_written_as_asked(
+    tmp_path: Path, write_jsonl, trained: Tokenizer, append_eos: bool, prepend_bos: bool
+):
+    tokenizer = Tokenizer(content=trained.content, eos_id=trained.eos_id, bos_id=7)
+    source = write_jsonl(tmp_path / "in.jsonl", ["value self"])
+    run(source, tmp_path / "out", tokenizer, append_eos=append_eos, prepend_bos=prepend_bos)
+    store = TokenStore.open(tmp_path / "out")
+    [ids] = tokenizer.encode_batch(["value self"])
+    assert store.document(0).tolist() == [7] * prepend_bos + ids.tolist() + [tokenizer.eos_id] * append_eos
+    assert store.text(0) == "value self"
+    assert store.manifest.eos_id == (tokenizer.eos_id if append_eos else None)
+    assert store.manifest.bos_id == (7 if prepend_bos else None)
+
+
+# ------------------------------------------------------------------------------------------------------------- kills
+
+# Runs `tokenize` and kills its own process, with SIGKILL, at the n-th call of a function: before it or after it.
+_KILLED = """
+import os, signal, sys
+from marin_zephyr.tokens import load_tokenizer, resumption, tokenize
+
+source, out, work, tokenizer, function, count, when = sys.argv[1:]
+original = getattr(resumption, function)
+calls = 0
+
+def killing(*arguments, **options):
+    global calls
+    calls += 1
+    if calls == int(count) and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = original(*arguments, **options)
+    if calls == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+
+setattr(resumption, function, killing)
+tokenize(source, out, tokenizer=load_tokenizer(tokenizer), part_tokens=4000, work_dir=work or None)
+"""
+
+
+def run_killed(source: Path, out: Path, tokenizer: Path, point: tuple[str, int, str], work: Path | None = None) -> None:
+    arguments = [source, out, work or "", tokenizer, *map(str, point)]
+    ended = subprocess.run([sys.executable, "-c", _KILLED, *arguments], check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("point", "reused"),
+    [
+        (("take_up", 1, "after"), 0),
+        (("_commit_part", 1, "before"), 0),
+        (("_commit_part", 3, "before"), 2),
+        (("_commit_part", 3, "after"), 3),
+        (("publish", 1, "before"), -1),
+        (("_place", 6, "after"), -1),
+    ],
+)
+def test_a_killed_run_shows_no_store_and_is_taken_up(
+    source: Path, clean: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests, point, reused: int
+):
+    out = tmp_path / "out"
+    run_killed(source, out, tokenizer_file, point)
+    with pytest.raises(TokenStoreError, match=r"no manifest\.json"):
+        TokenStore.open(out)
+    report = run(source, out, trained)
+    assert report.num_parts_reused == (report.num_parts if reused < 0 else reused)
+    assert digests(out) == digests(clean)
+
+
+def test_files_that_a_kill_caught_before_their_renaming_are_swept(
+    source: Path, clean: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
+):
+    out = tmp_path / "out"
+    run_killed(source, out, tokenizer_file, ("_commit_part", 2, "after"))
+    for name in (
+        ".tokenizer.json.7.tmp",
+        ".manifest.json.7.tmp",
+        ".work/.plan.json.7.tmp",
+        ".work/.part-00002.idx.7.tmp",
+    ):
+        (out / name).write_bytes(b"half")
+    assert run(source, out, trained).num_parts_reused == 2
+    assert digests(out) == digests(clean)
+
+
+def test_a_run_killed_after_the_manifest_is_a_whole_store(
+    source: Path, clean: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
+):
+    out = tmp_path / "out"
+    run_killed(source, out, tokenizer_file, ("clear", 1, "before"))
+    assert TokenStore.open(out).verify() == ()
+    run(source, out, trained)
+    assert digests(out) == digests(clean)
+
+
+def test_a_work_directory_outlives_the_output(
+    source: Path, clean: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
+):
+    work = tmp_path / "work"
+    run_killed(source, tmp_path / "attempt-1", tokenizer_file, ("_commit_part", 2, "after"), work)
+    report = run(source, tmp_path / "attempt-2", trained, work_dir=work)
+    assert report.num_parts_reused == 2
+    assert digests(tmp_path / "attempt-2") == digests(clean)
+    assert list(work.iterdir()) == []
+
+
+def test_parts_of_other_settings_are_thrown_away(
+    source: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
+):
+    run_killed(source, tmp_path / "out", tokenizer_file, ("_commit_part", 3, "after"))
+    report = run(source, tmp_path / "out", trained, append_eos=False)
+    assert report.num_parts_reused == 0
+    run(source, tmp_path / "fresh", trained, append_eos=False)
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+
+
+def test_a_finished_part_that_was_damaged_is_made_again(
+    source: Path, clean: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
+):
+    run_killed(source, tmp_path / "out", tokenizer_file, ("_commit_part", 3, "after"))
+    part = tmp_path / "out" / ".work" / "part-00001.bin"
+    part.write_bytes(part.read_bytes()[:-2] + b"\xff\xff")
+    assert run(source, tmp_path / "out", trained).num_parts_reused == 1
+    assert digests(tmp_path / "out") == digests(clean)
+
+
+def test_repeating_a_finished_call_touches_nothing(source: Path, tmp_path: Path, trained: Tokenizer):
+    first = run(source, tmp_path / "out", trained)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    again = run(source, tmp_path / "out", trained)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == times
+    assert again.num_parts_reused == again.num_parts == first.num_parts
+    assert (again.num_documents, again.num_tokens, again.num_empty) == (
+        first.num_documents,
+        first.num_tokens,
+        first.num_empty,
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_another_store_is_not_overwritten(source: Path, tmp_path: Path, trained: Tokenizer, digests):
+    run(source, tmp_path / "out", trained)
+    before = digests(tmp_path / "out")
+    with pytest.raises(OutputError, match="other inputs, settings or versions"):
+        run(source, tmp_path / "out", trained, append_eos=False)
+    assert digests(tmp_path / "out") == before
+
+
+def test_a_directory_with_other_files_is_not_touched(source: Path, tmp_path: Path, trained: Tokenizer):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(OutputError, match=r"thesis\.txt"):
+        run(source, tmp_path, trained)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_a_second_writer_is_refused(source: Path, tmp_path: Path, trained: Tokenizer):
+    with sole_writer(tmp_path / "out"), pytest.raises(OutputBusyError, match="another run") as caught:
+        run(source, tmp_path / "out", trained)
+    assert caught.value.exit_code == 3
+
+
+def test_an_output_that_cannot_be_is_named(source: Path, tmp_path: Path, trained: Tokenizer):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file/out"):
+        run(source, tmp_path / "file" / "out", trained)
+
+
+def test_no_text_leaves_no_store(tmp_path: Path, write_jsonl, trained: Tokenizer):
+    source = write_jsonl(tmp_path / "in.jsonl", ["", None])
+    with pytest.raises(InputError, match=r"no document with text in .*in\.jsonl"):
+        run(source, tmp_path / "out", trained)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_bad_line_after_good_parts_leaves_no_store(tmp_path: Path, write_jsonl, corpus, trained: Tokenizer):
+    source = write_jsonl(tmp_path / "in.jsonl", corpus)
+    with source.open("a") as file:
+        file.write("{broken\n")
+    with pytest.raises(InputError, match="line 41"):
+        run(source, tmp_path / "out", trained)
+    with pytest.raises(TokenStoreError):
+        TokenStore.open(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"append_eos": True}, "no eos token"), ({"append_eos": False, "prepend_bos": True}, "no bos token")],
+)
+def test_a_special_id_that_is_not_known_is_refused(source: Path, tmp_path: Path, trained: Tokenizer, options, told):
+    bare = Tokenizer(content=trained.content, eos_id=None, bos_id=None)
+    with pytest.raises(TokenizerError, match=told):
+        run(source, tmp_path / "out", bare, **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"part_tokens": 0}, {"work_dir": "same"}])
+def test_arguments_that_cannot_work_are_named(source: Path, tmp_path: Path, trained: Tokenizer, options: dict):
+    name = next(iter(options))
+    if name == "work_dir":
+        options = {"work_dir": tmp_path / "out"}
+    with pytest.raises(UsageError, match=name):
+        tokenize(source, tmp_path / "out", tokenizer=trained, **options)
+
+
+def test_the_callers_environment_is_left_as_it_was(tmp_path: Path, write_jsonl, trained: Tokenizer, monkeypatch):
+    source = write_jsonl(tmp_path / "in.jsonl", ["a"])
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "true")
+    run(source, tmp_path / "1", trained)
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "true"
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM")
+    run(source, tmp_path / "2", trained)
+    assert "TOKENIZERS_PARALLELISM" not in os.environ

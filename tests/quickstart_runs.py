@@ -1,0 +1,81 @@
+"""Runs of the main job as its users run it: a process of its own, on a corpus made here."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "experiments" / "quickstart.py"
+SMALL = ("--steps", "30", "--vocab-size", "512", "--batch-size", "2")
+
+
+def write_corpus(directory: Path, *, num_documents: int = 300, seed: int = 0) -> Path:
+    """Documents of made-up prose with a small vocabulary, some of them twice, as one jsonl file."""
+    draw = random.Random(seed)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(400)]
+    documents = [" ".join(draw.choices(words, k=draw.randint(60, 200))) + "." for _ in range(num_documents)]
+    documents += documents[:20]
+    path = directory / "documents.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return path
+
+
+def start(*flags: str, prefix: Path) -> subprocess.Popen[str]:
+    """Starts the quickstart as the leader of its own process group, its output readable line by line."""
+    return subprocess.Popen(
+        [sys.executable, "-u", str(SCRIPT), "--prefix", str(prefix), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "COLUMNS": "120"},
+    )
+
+
+def finish(*flags: str, prefix: Path) -> tuple[int, str]:
+    """Runs the quickstart to its end: exit code and all it said."""
+    process = start(*flags, prefix=prefix)
+    said, _ = process.communicate()
+    return process.returncode, said
+
+
+def kill_at(marker: str, *flags: str, prefix: Path) -> str:
+    """Starts it, and kills its whole process group by SIGKILL once a line holds ``marker``; returns what it said."""
+    process = start(*flags, prefix=prefix)
+    said = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.append(line)
+        if marker in line:
+            os.killpg(process.pid, signal.SIGKILL)
+            break
+    process.wait()
+    rest = process.stdout.read()
+    assert process.returncode == -signal.SIGKILL, "".join(said) + rest
+    return "".join(said)
+
+
+def run_records(prefix: Path) -> list[dict]:
+    """The run records under a prefix, oldest first."""
+    records = [json.loads(p.read_text()) for p in (prefix / "runs").glob("*.json")]
+    return sorted(records, key=lambda record: record["started_at"])
+
+
+def executed(record: dict) -> set[str]:
+    """Names of the steps that a run executed."""
+    return {node["name"] for node in record["nodes"] if node["outcome"] == "succeeded"}
+
+
+def output(prefix: Path, name: str) -> Path:
+    """The committed output directory of the one step of that name."""
+    (pointer,) = prefix.glob(f"{name}/*/step.json")
+    return pointer.parent / "attempts" / str(json.loads(pointer.read_text())["attempt"]) / "out"
+
+
+def losses(prefix: Path) -> list[float]:
+    """The committed loss curve, exact."""
+    return [json.loads(line)["loss"] for line in (output(prefix, "train") / "metrics.jsonl").read_text().splitlines()]
