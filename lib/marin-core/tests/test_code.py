@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
 from marin_core.code import Code, Reach
 
 numbers = itertools.count()
@@ -118,7 +119,14 @@ def test_what_the_step_reaches_counts_and_is_named(code_of: Callable[..., Code],
     ],
 )
 def test_reach_follows_every_way_of_importing(code_of: Callable[..., Code], source: str, expected: set[str]) -> None:
-    init = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.helpers import f\ndef __getattr__(n):\n    import pkg.helpers\n    return getattr(pkg.helpers, n)\n"
+    init = """
+        from typing import TYPE_CHECKING
+        if TYPE_CHECKING:
+            from pkg.helpers import f
+        def __getattr__(name):
+            import pkg.helpers
+            return getattr(pkg.helpers, name)
+    """
     helpers = "C = 1\ndef f():\n    return C\ndef g():\n    return 2\n"
     marked = source.replace("def work", "from marin_core import step\n@step\ndef work", 1)
     reached = code_of(__init__=init, helpers=helpers, main=marked).units

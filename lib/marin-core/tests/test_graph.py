@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from marin_core import AddressCollisionError, EncodingError, Resources, Step, lower, step
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from marin_core.errors import EncodingError
 from marin_core.identity import digest, encode
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from marin_core import leases
 from marin_core.errors import LeaseLostError
 from marin_core.handles import Work

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from marin_core.errors import CorruptRecordError
 from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord, from_json, to_json
 

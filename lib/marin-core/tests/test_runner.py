@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
 from marin_core import MissingOutputError, StepFailedError, StepRunner, adopt, lower, resolve, run
 from marin_core.errors import PrefixError, UsageError
 from marin_core.reasons import Options
@@ -232,7 +233,7 @@ def test_only_and_until_restrict_what_runs(flow: ModuleType, prefix: str) -> Non
 
 def test_a_damaged_or_corrupt_step_is_made_again_and_others_are_not(flow: ModuleType, prefix: str) -> None:
     report = run(chain(flow), prefix=prefix, launcher="inline")
-    text, clean, _, describe = report.graph.addresses
+    _, clean, _, describe = report.graph.addresses
     (Path(prefix) / clean / "attempts/1/out/text.txt").write_text("truncat")
     record = Path(prefix) / describe / "step.json"
     record.write_text(record.read_text()[:100])
@@ -290,9 +291,14 @@ def test_an_unwritable_prefix_is_named(flow: ModuleType, tmp_path: Path) -> None
 def test_sources_edited_after_the_plan_are_not_run_under_its_digest(flow: ModuleType, prefix: str) -> None:
     graph = lower(flow.text())
     path = Path(flow.__file__)
-    path.write_text(path.read_text() + "\n\n")
+    path.write_text("# a comment\n" + path.read_text())
+    assert StepRunner(prefix).run(graph).ok
+    graph = lower(flow.text(content="other"))
+    path.write_text(path.read_text().replace("return len(content)", "return 0"))
     report = StepRunner(prefix).run(graph)
-    assert report.record.nodes[0].failure.type == "SourceChanged"
+    assert report.node("text").failure.type == "SourceChanged"
+    with pytest.raises(UsageError, match="no step of this run"):
+        report.node("texts")
 
 
 def test_the_run_record_has_every_node_with_reason(flow: ModuleType, prefix: str) -> None:

@@ -211,7 +211,7 @@ def test_marin_runs_plans_and_explains_a_script(marin: Run) -> None:
 def test_marin_reads_a_prefix(marin: Run, tmp_path: Path) -> None:
     marin("run", "job.py")
     status = json.loads(marin("status", "--json").stdout)
-    assert [s["address"] for s in status["steps"]][0] == "count/chars/v1"
+    assert status["steps"][0]["address"] == "count/chars/v1"
     assert marin("logs", "text").stdout == "reading stdlib\n"
     assert marin("report", "--html", "page.html").stdout == "report: page.html\n"
     assert (tmp_path / "page.html").stat().st_size > 1000

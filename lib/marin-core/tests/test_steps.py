@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from marin_core import Input, Out, Resources, Step, UsageError, Work, adopt, lower, step, sweep
 from marin_core.steps import find_steps
 

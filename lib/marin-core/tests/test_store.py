@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from marin_core.errors import PrefixError, UsageError
 from marin_core.handles import Input, Out
 from marin_core.store import Store, manifest

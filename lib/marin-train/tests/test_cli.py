@@ -44,10 +44,11 @@ def config_file(tmp_path: Path, tiny_config: Callable[..., TrainConfig]) -> Path
 
 
 def test_run_trains_and_says_where_the_result_lies(command: Command, config_file: Path, tmp_path: Path) -> None:
-    done = command("run", config_file, "--set", "steps=3", "--set", "seed=5", "--out", tmp_path / "out")
+    done = command("run", config_file, "--set", "log_every=5", "--set", "checkpoint_steps=9", "--out", tmp_path / "out")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1] == str(tmp_path / "out" / "checkpoints" / "step-00000003")
-    assert json.loads((tmp_path / "out" / "run.json").read_text())["config"]["seed"] == 5
+    assert done.out.splitlines()[-1] == str(tmp_path / "out" / "checkpoints" / "step-00000012")
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").glob("step-*09")] == ["step-00000009"]
+    assert [line.split("  ")[0] for line in done.err.splitlines() if "loss" in line][0] == "step 5/12"
 
 
 def test_run_json_is_the_summary_and_nothing_else(command: Command, config_file: Path, run_copy: Path) -> None:
@@ -64,11 +65,11 @@ def test_eval_prints_bits_per_byte(command: Command, finished_run: Path, store: 
 
 def test_generate_prints_prompt_and_continuation(command: Command, finished_run: Path) -> None:
     options = ("--max-new-tokens", 4, "--num-samples", 2)
-    values = json.loads(command("generate", finished_run, "abc", *options, "--json").out)
-    assert values["prompt"] == "abc"
+    values = json.loads(command("generate", finished_run, "ABC", *options, "--json").out)
+    assert values["prompt"] == "ABC"
     assert len(values["continuations"]) == 2
-    text = command("generate", finished_run, "abc", *options).out
-    assert text == "\n---\n".join("abc" + continuation for continuation in values["continuations"]) + "\n"
+    text = command("generate", finished_run, "ABC", *options).out
+    assert text == "\n---\n".join("ABC" + continuation for continuation in values["continuations"]) + "\n"
 
 
 def test_describe_lists_every_parameter_without_data(command: Command, config_file: Path) -> None:

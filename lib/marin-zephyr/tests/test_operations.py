@@ -129,6 +129,24 @@ def test_sum_of_nothing_but_nulls_is_null_and_a_count_is_zero():
     assert got == [{"k": 1, "total": None, "n": 0}, {"k": 2, "total": 5, "n": 1}]
 
 
+def test_a_sum_of_floats_is_taken_in_row_order():
+    values = [1e16, 1.0, -1e16, 1.0, 3.0, 1e-3] * 700
+    total = 0.0
+    for value in values:
+        total += value
+    dataset = (
+        Dataset.from_rows([{"k": 0, "v": v} for v in values]).group_by("k").agg(total=agg.sum("v"), mean=agg.mean("v"))
+    )
+    assert rows_of(dataset) == [{"k": 0, "total": total, "mean": total / len(values)}]
+
+
+def test_a_shard_of_nothing_but_nulls_joins_any_type():
+    rows = [{"k": 1, "v": None, "t": None}, {"k": 1, "v": 0.5, "t": "x"}]
+    aggregates = {"total": agg.sum("v"), "mean": agg.mean("v"), "high": agg.max("t"), "first": agg.first("t")}
+    dataset = Dataset.from_rows(rows, num_shards=2).group_by("k").agg(**aggregates)
+    assert rows_of(dataset) == [{"k": 1, "total": 0.5, "mean": 0.5, "high": "x", "first": "x"}]
+
+
 @quick
 @given(rows=st.lists(st.integers(), max_size=40).map(lambda ns: [{"n": n % 1000} for n in ns]), size=st.integers(1, 7))
 def test_batches_of_a_fixed_size_are_never_resized(rows, size):

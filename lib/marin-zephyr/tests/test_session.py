@@ -5,6 +5,8 @@ import fcntl
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -195,6 +197,25 @@ def test_an_output_that_is_a_file_or_cannot_be_made_is_named(session, corpus, tm
         session.run(corpus.write_parquet(tmp_path / "out"))
     with pytest.raises(OutputError, match="out/below"):
         session.run(corpus.write_parquet(tmp_path / "out" / "below"))
+
+
+def test_a_full_disk_is_an_error_that_names_the_output_and_shows_nothing(tmp_path):
+    code = f"""
+import os, resource, signal
+from marin_zephyr import Dataset, Session
+from marin_zephyr.errors import OutputError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+rows = [{{"t": os.urandom(50).hex()}} for _ in range(3000)]
+for sink in (Dataset.from_rows(rows).write_parquet, Dataset.from_rows(rows).write_jsonl):
+    try:
+        Session(backend="inline").run(sink({str(tmp_path / "out")!r}))
+    except OutputError as e:
+        print(e)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [line.startswith(f"{tmp_path / 'out'}: cannot write") for line in out] == [True, True]
+    assert not list((tmp_path / "out").glob("part-*"))
 
 
 def test_a_second_writer_is_refused(session, corpus, tmp_path):

@@ -9,7 +9,6 @@ Each has ``url``, ``local()`` and ``open(name, mode)``. On a local prefix they a
 `Out` is staged on local disk and uploaded at commit, and an `Input` is fetched when ``local()`` is asked for.
 """
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -62,6 +61,8 @@ class Input(_Directory):
         """The directory; on a remote prefix fetched into a temporary one first."""
         if "://" not in self.url:
             return Path(self.url)
+        import tempfile
+
         import fsspec
 
         fs, path = fsspec.url_to_fs(self.url)

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from marin_core import attempts, leases, reasons
 from marin_core.attempts import Attempt, Ended
+from marin_core.code import Reach
 from marin_core.errors import LeaseLostError, MarinCoreError, PrefixError, RunInterrupted
 from marin_core.graph import Graph, Node
 from marin_core.launchers import Launcher
@@ -272,7 +273,7 @@ class Loop:
             log=attempt.record.log,
         )
         edited = node.code.changed_files()
-        if edited:
+        if edited and Reach().code_of(node.step.function.function).digest != node.code.digest:
             message = f"{edited[0]} was edited after the plan was made; run the command again"
             failure = Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
             self.events.put(("examined", attempt.job.name, Ended(failure=failure)))

@@ -27,7 +27,7 @@ _WITH_OUTPUT = ("succeeded", "reused")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunReport:
-    """What a run came to. Steps are given by handle or by address."""
+    """What a run came to. Steps are given by handle, by address, or by a name that only one step has."""
 
     record: RunRecord
     graph: Graph
@@ -59,9 +59,16 @@ class RunReport:
         return {a: self.value(a) for a in self.record.targets if self.node(a).outcome in _WITH_OUTPUT}
 
     def node(self, step: Step | str) -> NodeRecord:
-        """What this run did with a step."""
-        address = self.graph.handles[step] if isinstance(step, Step) else step
-        return next(n for n in self.record.nodes if n.address == address)
+        """What this run did with a step.
+
+        Raises:
+            UsageError: no step of the run, or more than one, goes by that name.
+        """
+        wanted = self.graph.handles.get(step, "") if isinstance(step, Step) else step
+        found = [n for n in self.record.nodes if n.address == wanted] or [n for n in self.record.nodes if n.name == wanted]
+        if len(found) != 1:
+            raise UsageError(f"{step!r} is {'no step' if not found else 'the name of several steps'} of this run")
+        return found[0]
 
     def value(self, step: Step | str) -> Any:
         """The recorded value of a step, as the dataclass its function's return annotation names, if it names one.

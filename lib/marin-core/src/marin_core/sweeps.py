@@ -57,7 +57,10 @@ def adopt(path: str | os.PathLike[str], *, name: str | None = None, files: Itera
     root = Path(path).expanduser().resolve()
     if not root.exists():
         raise UsageError(f"adopt({str(path)!r}): there is no such file or directory")
-    handle = _adopted(listing=_listing(root, files), name=name or _word(root.name))
+    listing = _listing(root, files)
+    content = hashlib.sha256("".join(f"{e.path}\0{e.size}\0{e.sha256}\n" for e in listing).encode()).hexdigest()
+    size = sum(e.size for e in listing)
+    handle = _adopted(content=content, num_files=len(listing), num_bytes=size, name=name or _word(root.name))
     return Step(
         function=_adopted,
         arguments=MappingProxyType(dict(handle.arguments)),
@@ -69,14 +72,14 @@ def adopt(path: str | os.PathLike[str], *, name: str | None = None, files: Itera
     )
 
 
-def _existing_data(listing: tuple[tuple[str, int, str], ...]) -> None:
-    """Data that was there before; the listing is its identity."""
+def _existing_data(*, content: str, num_files: int, num_bytes: int) -> None:
+    """Data that was there before; the digest of its listing is its identity."""
 
 
 _adopted = StepFunction(_existing_data)
 
 
-def _listing(root: Path, files: Iterable[str] | None) -> tuple[tuple[str, int, str], ...]:
+def _listing(root: Path, files: Iterable[str] | None) -> list[FileEntry]:
     if files is not None:
         paths = sorted(root / name for name in files)
         if absent := next((p for p in paths if not p.is_file()), None):
@@ -84,8 +87,7 @@ def _listing(root: Path, files: Iterable[str] | None) -> tuple[tuple[str, int, s
     else:
         paths = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        entries = pool.map(lambda p: _entry(p, root, p.stat().st_mtime_ns, p.stat().st_size), paths)
-    return tuple((e.path, e.size, e.sha256) for e in entries)
+        return list(pool.map(lambda p: _entry(p, root, p.stat().st_mtime_ns, p.stat().st_size), paths))
 
 
 @functools.lru_cache(maxsize=65536)

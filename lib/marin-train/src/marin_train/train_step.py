@@ -66,11 +66,11 @@ def state_shardings(config: TrainConfig, *, mesh: Mesh) -> TrainState:
 
     model, opt_state = jax.eval_shape(shapes)
     by_parameter = map_parameters(lambda parameter: sharding(mesh, parameter.dims), table, model)
-    everywhere = sharding(mesh, ())
+    everywhere: Any = sharding(mesh, ())
     return TrainState(
         model=by_parameter,
         opt_state=optax.tree.map_params(
-            make_optimizer(config, table),
+            make_optimizer(config, table).init,
             lambda _, placed: placed,
             opt_state,
             by_parameter,
@@ -98,7 +98,7 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> Train
 
         gradients, loss = jax.grad(objective, has_aux=True)(state.model)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.model)
-        metrics = {
+        metrics: dict[str, Any] = {
             "loss": loss.cross_entropy,
             "grad_norm": optax.global_norm(gradients),
             "lr": schedule(state.step),
@@ -107,6 +107,6 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> Train
         model = optax.apply_updates(state.model, updates)
         return TrainState(model=model, opt_state=opt_state, step=state.step + 1), metrics
 
-    state = state_shardings(config, mesh=mesh)
-    batch = Batch(tokens=sharding(mesh, ("batch", "seq")), loss_mask=sharding(mesh, ("batch", "seq")))
-    return jax.jit(train_step, donate_argnums=0, in_shardings=(state, batch), out_shardings=(state, sharding(mesh, ())))
+    state, batch = state_shardings(config, mesh=mesh), sharding(mesh, ("batch", "seq"))
+    everywhere = sharding(mesh, ())
+    return jax.jit(train_step, donate_argnums=0, in_shardings=(state, batch), out_shardings=(state, everywhere))

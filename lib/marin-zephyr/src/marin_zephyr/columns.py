@@ -45,9 +45,9 @@ class Aggregate:
             case "count":
                 return [n.alias(self.name)]
             case "sum":
-                return [_null_if_empty(column.sum(), n).alias(self.name)]
+                return [_sum(column).alias(self.name)]
             case "mean":
-                return [column.cast(pl.Float64).sum().alias(self.name), n.alias(f"{self.name}.n")]
+                return [_sum(column.cast(pl.Float64)).alias(self.name), n.alias(f"{self.name}.n")]
             case "first" | "last":
                 return [getattr(column.drop_nulls(), self.kind)().alias(self.name)]
         return [getattr(column, self.kind)().alias(self.name)]
@@ -61,10 +61,10 @@ class Aggregate:
             case "count":
                 return [column.sum()]
             case "sum":
-                return [_null_if_empty(column.sum(), column.count()).alias(self.name)]
+                return [_sum(column).alias(self.name)]
             case "mean":
                 n = pl.col(f"{self.name}.n").sum()
-                return [pl.when(n > 0).then(column.sum() / n).alias(self.name)]
+                return [pl.when(n > 0).then(_sum(column) / n).alias(self.name)]
             case "first" | "last":
                 return [getattr(column.drop_nulls(), self.kind)().alias(self.name)]
         return [getattr(column, self.kind)()]
@@ -111,7 +111,9 @@ def _of(kind: str, column: Any) -> Aggregate:
     return Aggregate(kind=kind, column=column)
 
 
-def _null_if_empty(value: pl.Expr, n: pl.Expr) -> pl.Expr:
+def _sum(column: pl.Expr) -> pl.Expr:
+    """The sum, null if there is nothing to add. Added row after row: Polars's own ``sum`` cuts a group among its threads,
+    and so rounds floats differently on machines with different numbers of cores."""
     import polars as pl
 
-    return pl.when(n > 0).then(value)
+    return pl.when(column.count() > 0).then(column.fill_null(0).cum_sum().last())

@@ -1,12 +1,8 @@
-"""The lazy dataset: immutable nodes that say what to do, and nothing that does it.
+"""The lazy dataset: every method adds a node that says what to do; nothing is done until a `Session` runs it.
 
-A `Dataset` wraps one node; every method returns a new dataset around a new node that points at the old one. Sources
-(`FileSource`, `RowSource`) have no upstream; operations are `Apply` nodes around one operation each (the dataclasses
-below); keyed work (`Distinct`, `GroupBy`) and sinks (`Sink`) are nodes of their own, because the planner cuts stages
-there.
-
-Invariant: a node holds only plain values, functions and expressions. So a plan can be pickled, fingerprinted and
-explained without being run, and one dataset may feed any number of others.
+A `Dataset` wraps one node (see `marin_zephyr.nodes`), and every method returns a new dataset around a new node that
+points at the old one. So one dataset may feed any number of others. Arguments are checked here, where the mistake was
+made, and not when a worker meets them.
 
 The order of rows is that of the sorted file names and the lines within them, and every operation keeps it.
 """
@@ -19,142 +15,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from marin_zephyr.errors import UsageError
+from marin_zephyr.nodes import (
+    FORMATS,
+    Apply,
+    Distinct,
+    FileSource,
+    FilterExpr,
+    FilterRows,
+    FlatMap,
+    GroupBy,
+    Inputs,
+    Map,
+    MapBatches,
+    Node,
+    OnError,
+    Op,
+    RejectWhere,
+    Row,
+    RowSource,
+    Select,
+    Sink,
+    WithColumns,
+)
 
 if TYPE_CHECKING:
     import polars as pl
 
     from marin_zephyr.columns import Aggregate
-
-type OnError = Literal["raise", "skip", "quarantine"]
-type Row = dict[str, Any]
-type Inputs = str | Path | Sequence[str | Path]
-
-FORMATS = ("jsonl", "json", "parquet", "csv", "text")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileSource:
-    """Rows read from files; see `Dataset.from_files` for the fields."""
-
-    inputs: tuple[str, ...]
-    format: str | None
-    on_error: OnError
-    unit: Literal["line", "file"]
-    with_source: bool
-    root: str | None
-    columns: tuple[str, ...] | None
-    shard_bytes: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowSource:
-    """Rows given by value, cut into ``num_shards`` contiguous shards."""
-
-    rows: tuple[Row, ...]
-    num_shards: int
-    on_error: OnError
-
-
-@dataclass(frozen=True)
-class Map:
-    """One row in, one row out."""
-
-    fn: Callable[[Row], Row]
-
-
-@dataclass(frozen=True)
-class FlatMap:
-    """One row in, any number of rows out."""
-
-    fn: Callable[[Row], Iterable[Row]]
-
-
-@dataclass(frozen=True)
-class FilterRows:
-    """Keeps the rows for which the function answers true."""
-
-    fn: Callable[[Row], Any]
-
-
-@dataclass(frozen=True)
-class FilterExpr:
-    """Keeps the rows for which the expression is true; null counts as false."""
-
-    expr: pl.Expr
-
-
-@dataclass(frozen=True)
-class RejectWhere:
-    """Refuses the rows for which the expression is true, with a reason."""
-
-    expr: pl.Expr
-    reason: str
-
-
-@dataclass(frozen=True)
-class Select:
-    """Exactly these columns."""
-
-    exprs: tuple[pl.Expr, ...]
-
-
-@dataclass(frozen=True)
-class WithColumns:
-    """The row's columns, and these."""
-
-    exprs: tuple[pl.Expr, ...]
-
-
-@dataclass(frozen=True)
-class MapBatches:
-    """A function over whole batches; ``batch_rows`` fixes their size, and then they are never resized."""
-
-    fn: Callable[[Any], Any]
-    batch_format: Literal["polars", "arrow"]
-    batch_rows: int | None
-
-
-type RowOp = Map | FlatMap | FilterRows
-type Op = RowOp | FilterExpr | RejectWhere | Select | WithColumns | MapBatches
-
-
-@dataclass(frozen=True)
-class Apply:
-    """One operation on the rows of ``upstream``."""
-
-    upstream: Node
-    op: Op
-
-
-@dataclass(frozen=True, kw_only=True)
-class Distinct:
-    """One row a key: the first or the last in input order."""
-
-    upstream: Node
-    on: tuple[str, ...] | None
-    keep: Literal["first", "last"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class GroupBy:
-    """One row a key, with aggregates over the rows of that key."""
-
-    upstream: Node
-    keys: tuple[str, ...]
-    aggregates: tuple[Aggregate, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sink:
-    """Writes ``path/part-00000.*`` and, last, ``path/_manifest.json``."""
-
-    upstream: Node
-    path: str
-    format: Literal["jsonl", "parquet"]
-    compression: str | None
-
-
-type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Sink
 
 
 @dataclass(frozen=True)
@@ -186,7 +73,7 @@ class Dataset:
             on_error: what becomes of a record that cannot be read: ``raise`` names file, line and byte offset;
                 ``skip`` counts it; ``quarantine`` keeps it under the sink's ``rejects/`` with the reason.
             unit: for text: one row a ``line`` or one row a ``file``, in the column ``text``.
-            with_source: adds ``source`` (file name relative to ``root``), ``source_row`` (line or row number, from 1) and
+            with_source: adds ``source`` (file name relative to ``root``), ``source_row`` (line or row, from 1) and
                 ``source_offset`` (byte offset in the uncompressed file; null where the format has none).
             root: what ``source`` is relative to; by default the fixed part of the glob, or the directory.
             columns: read only these columns.
@@ -248,7 +135,7 @@ class Dataset:
         return self._apply(FilterRows(_function("filter", predicate)))
 
     def reject(self, where: pl.Expr, *, reason: str) -> Dataset:
-        """Refuses the rows for which ``where`` is true. They go where ``on_error`` sends bad records, with ``reason``."""
+        """Refuses the rows for which ``where`` is true: they go where ``on_error`` sends bad records."""
         if not _is_expr(where):
             raise UsageError(f"reject: where={where!r} must be an expression such as col('text').is_null()")
         return self._apply(RejectWhere(where, reason))

@@ -1,4 +1,4 @@
-"""The exception tree: every error names the thing, its value and the fix, and carries the exit code of the command line.
+"""The exception tree: every error names the thing, its value and the fix, and carries the command's exit code.
 
 ::
 

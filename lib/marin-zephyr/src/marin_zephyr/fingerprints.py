@@ -54,7 +54,7 @@ def label(fn: Any) -> str:
 
 
 class _Walk:
-    """One traversal. A value inside itself counts as its depth, so that recursion ends; one met twice is walked once."""
+    """A traversal. A value within itself counts as its depth, so that recursion ends; one met twice is walked once."""
 
     def __init__(self) -> None:
         self._open: dict[int, int] = {}

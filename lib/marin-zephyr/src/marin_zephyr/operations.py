@@ -16,7 +16,10 @@ import polars as pl
 import pyarrow as pa
 
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.dataset import (
+from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
+from marin_zephyr.formats.rejects import Desk, place
+from marin_zephyr.frames import batches_of_rows, concat, to_frame
+from marin_zephyr.nodes import (
     FilterExpr,
     FilterRows,
     FlatMap,
@@ -28,10 +31,7 @@ from marin_zephyr.dataset import (
     Select,
     WithColumns,
 )
-from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
-from marin_zephyr.formats.rejects import Desk, place
-from marin_zephyr.frames import batches_of_rows, concat, to_frame
-from marin_zephyr.planning import FinalAggregate, PartialAggregate, PickSurvivors, StageOp
+from marin_zephyr.specs import FinalAggregate, PartialAggregate, PickSurvivors, StageOp
 
 type Frames = Iterator[pl.DataFrame]
 

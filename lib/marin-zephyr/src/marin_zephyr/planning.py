@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marin_zephyr.columns import Aggregate
-from marin_zephyr.dataset import (
+from marin_zephyr.dataset import Dataset
+from marin_zephyr.fingerprints import fingerprint, label, library_versions
+from marin_zephyr.formats.files import list_files, shards
+from marin_zephyr.nodes import (
     Apply,
-    Dataset,
     Distinct,
     FileSource,
     FilterExpr,
@@ -33,144 +34,37 @@ from marin_zephyr.dataset import (
     MapBatches,
     Node,
     OnError,
-    Op,
     RejectWhere,
-    Row,
     RowSource,
+    Select,
     Sink,
 )
-from marin_zephyr.fingerprints import fingerprint, label, library_versions
-from marin_zephyr.formats.files import InputFile, list_files, shards
+from marin_zephyr.specs import (
+    Counted,
+    FilesInput,
+    FinalAggregate,
+    Kept,
+    KeptWithKeys,
+    Output,
+    PartialAggregate,
+    PartitionInput,
+    Parts,
+    PickSurvivors,
+    RowsInput,
+    Scattered,
+    Stage,
+    StageOp,
+    StageSpec,
+    SurvivorsInput,
+    TaskInput,
+    blocks_path,
+    rows_path,
+)
 
 _PARTITION_BYTES = 64 << 20
 _MAX_PARTITIONS = 256
 _BYTES_A_ROW = 256
 _SCHEMA = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilesInput:
-    """Read these files, in this order."""
-
-    files: tuple[InputFile, ...]
-    unit: str
-    with_source: bool
-    columns: tuple[str, ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RowsInput:
-    """These rows, by value."""
-
-    rows: tuple[Row, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartitionInput:
-    """One partition of an exchange: its blocks in each of the files, in order."""
-
-    files: tuple[Path, ...]
-    partition: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SurvivorsInput:
-    """The rows of one shard that a `distinct` has kept."""
-
-    rows: Path
-    decisions: tuple[Path, ...]
-    shard: int
-
-
-type TaskInput = FilesInput | RowsInput | PartitionInput | SurvivorsInput
-
-
-@dataclass(frozen=True, kw_only=True)
-class PickSurvivors:
-    """Internal operation: of each digest keeps the first or the last position."""
-
-    keep: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartialAggregate:
-    """Internal operation: one row a key of this shard."""
-
-    keys: tuple[str, ...]
-    aggregates: tuple[Aggregate, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinalAggregate:
-    """Internal operation: one row a key of this partition, from partial ones."""
-
-    keys: tuple[str, ...]
-    aggregates: tuple[Aggregate, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Output: one part file a task."""
-
-    path: str
-    format: str
-    compression: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """Output: the rows, in a block file of the work directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """Output: nothing but the counts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptWithKeys:
-    """Output: the rows in one block file, and their keys' digests scattered over another."""
-
-    on: tuple[str, ...] | None
-    num_partitions: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scattered:
-    """Output: each row in the partition of its key, or, with ``column``, in the partition that the column says."""
-
-    on: tuple[str, ...] | None = None
-    column: str | None = None
-    num_partitions: int = 1
-
-
-type Output = Parts | Kept | Counted | KeptWithKeys | Scattered
-type StageOp = Op | PickSurvivors | PartialAggregate | FinalAggregate
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageSpec:
-    """What every task of a stage does; with a `TaskInput` it is a whole task."""
-
-    name: str
-    ops: tuple[StageOp, ...]
-    labels: tuple[str, ...]
-    """The operations for people. Made here: a worker knows a function by value, not where it was written."""
-    output: Output
-    on_error: OnError
-    home: Path
-    """Where tasks write: a directory of the work directory or, for a sink, hidden in the output directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A stage: its spec, one input a task, and what its result depends on."""
-
-    spec: StageSpec
-    inputs: tuple[TaskInput, ...]
-    ingredients: dict[str, str]
-    """Name of an ingredient -> its fingerprint, so that a later run can say what changed."""
-    fingerprint: str
 
 
 @dataclass(frozen=True)
@@ -289,16 +183,6 @@ class _Builder:
         )
 
 
-def rows_path(home: Path, task: int) -> Path:
-    """The block file in which a task keeps its rows."""
-    return home / f"rows-{task:05d}.blocks"
-
-
-def blocks_path(home: Path, task: int) -> Path:
-    """The block file through which a task feeds an exchange."""
-    return home / f"exchange-{task:05d}.blocks"
-
-
 def describe(op: Any) -> str:
     """An operation for people: ``map(clean)``, ``filter([(col("n")) > (dyn int: 3)])``."""
     match op:
@@ -315,7 +199,7 @@ def describe(op: Any) -> str:
             return (
                 f"{'partial' if isinstance(op, PartialAggregate) else 'combined'} aggregates of ({', '.join(op.keys)})"
             )
-    return f"{'select' if type(op).__name__ == 'Select' else 'with_columns'}({', '.join(map(str, op.exprs))})"
+    return f"{'select' if isinstance(op, Select) else 'with_columns'}({', '.join(map(str, op.exprs))})"
 
 
 def explain(plan: Plan) -> str:

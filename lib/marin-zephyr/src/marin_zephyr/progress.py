@@ -52,7 +52,8 @@ class LogProgress:
 
     def _line(self) -> str:
         seconds = max(1e-3, time.monotonic() - self._began)
-        return f"{self._stage}: {self._done}/{self._num_tasks} shards, {self._rows:,} rows, {self._rows / seconds:,.0f} rows/s"
+        speed = f"{self._rows:,} rows, {self._rows / seconds:,.0f} rows/s"
+        return f"{self._stage}: {self._done}/{self._num_tasks} shards, {speed}"
 
 
 class BarProgress:

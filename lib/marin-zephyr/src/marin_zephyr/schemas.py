@@ -1,4 +1,4 @@
-"""One schema for all parts of a parquet sink: parts that differ are rewritten under the unified one, losslessly or not at all.
+"""One schema for all parts of a parquet sink: parts that differ are rewritten under the unified one, losslessly.
 
 Whether a column is of integers or of floats may show only in the last shard; and a shard without rows knows no types at
 all. So the parts' schemas are compared when all tasks are done, before anything is visible.
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from marin_zephyr.formats.writers import rewrite_parquet
 from marin_zephyr.frames import unify
-from marin_zephyr.planning import Parts, Stage
+from marin_zephyr.specs import Parts, Stage
 from marin_zephyr.tasks import TaskRecord, schema_of, task_file
 
 

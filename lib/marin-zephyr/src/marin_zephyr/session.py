@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import NAMES, Backend, make_backend
-from marin_zephyr.dataset import Dataset, Sink
+from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
+from marin_zephyr.nodes import Sink
 from marin_zephyr.progress import LogProgress, Progress
 
 if TYPE_CHECKING:
-    from marin_zephyr.planning import Plan, Stage
+    from marin_zephyr.planning import Plan
+    from marin_zephyr.specs import Stage
     from marin_zephyr.stages import StageReport
     from marin_zephyr.tasks import TaskRecord
 
@@ -38,7 +40,7 @@ class RunReport:
     rejects: tuple[Path, ...]
     """Files of refused records; empty unless ``on_error="quarantine"`` and something was refused."""
     counters: dict[str, int]
-    """``rows_in``, ``rows_out``, ``filtered``, ``rejected``, ``consumed``, ``produced``, and the caller's own counters."""
+    """``rows_in``, ``rows_out``, ``filtered``, ``rejected``, ``consumed``, ``produced``, and the caller's own."""
     stages: tuple[StageReport, ...]
     """Every stage, with the counts of each operation."""
     executed: int
@@ -137,8 +139,8 @@ class Session:
 
     def rows(self, dataset: Dataset) -> Iterator[dict[str, Any]]:
         """The rows of a dataset that ends in no sink, in order, as dicts."""
-        from marin_zephyr.planning import Kept, rows_path
         from marin_zephyr.shuffle import read_blocks
+        from marin_zephyr.specs import Kept, rows_path
 
         plan = self._plan(dataset, output=Kept())
         self._execute(plan, None)
@@ -149,13 +151,14 @@ class Session:
 
     def count(self, dataset: Dataset) -> int:
         """How many rows a dataset that ends in no sink has."""
-        from marin_zephyr.planning import Counted
+        from marin_zephyr.specs import Counted
 
         return self._execute(self._plan(dataset, output=Counted()), None)[-1].rows_out
 
     def explain(self, dataset: Dataset) -> str:
         """The fused plan as text: stages, tasks, operations, outputs. Runs nothing."""
-        from marin_zephyr.planning import Kept, explain
+        from marin_zephyr.planning import explain
+        from marin_zephyr.specs import Kept
 
         return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept()))
 
@@ -180,7 +183,8 @@ class Session:
                 reports.append(before[0])
                 continue
             earlier = list(zip(plan.stages, reports, strict=False))
-            reports.append(self._run_stage(stage, earlier, name or stage.spec.name))
+            label = stage.spec.name if name is None else f"{name} {stage.spec.name}" if len(plan.stages) > 1 else name
+            reports.append(self._run_stage(stage, earlier, label))
         return reports
 
     def _run_stage(self, stage: Stage, earlier: list[tuple[Stage, StageReport]], name: str) -> StageReport:

@@ -187,9 +187,13 @@ def read_blocks(path: Path, partition: int = 0) -> Iterator[pl.DataFrame]:
     """The rows of one partition, in the order they were written.
 
     Raises:
-        CorruptBlockError: the file is not whole, or a block fails its checksum.
+        CorruptBlockError: the file is gone or not whole, or a block fails its checksum.
     """
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as e:
+        raise CorruptBlockError(f"{path}: is gone ({e.strerror}); run again with a fresh work directory") from e
+    with file:
         for offset, size, rows, crc in _read_index(file, path)[partition]:
             file.seek(offset)
             data = file.read(size)

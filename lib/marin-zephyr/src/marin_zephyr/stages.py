@@ -32,7 +32,7 @@ from typing import Any
 
 from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.errors import OutputBusyError, OutputError, SchemaError
-from marin_zephyr.planning import Parts, Stage
+from marin_zephyr.specs import Parts, Stage
 
 MANIFEST_SCHEMA = 1
 SINK_MANIFEST = "_manifest.json"

@@ -27,7 +27,8 @@ from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.writers import part_name, part_writer
 from marin_zephyr.frames import batches_of_rows
 from marin_zephyr.operations import KEY_SCHEMA, Frames, TaskContext, require, run_chain
-from marin_zephyr.planning import (
+from marin_zephyr.shuffle import BlockWriter, key_digests, partitions, read_blocks
+from marin_zephyr.specs import (
     Counted,
     FilesInput,
     Kept,
@@ -42,7 +43,6 @@ from marin_zephyr.planning import (
     blocks_path,
     rows_path,
 )
-from marin_zephyr.shuffle import BlockWriter, key_digests, partitions, read_blocks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,8 @@ def run_task(spec: StageSpec, index: int, task_input: TaskInput) -> TaskRecord:
             files = _Output(spec, index, context).write(frames)
         desk.close()
     except OSError as e:
-        raise OutputError(f"{e.filename or spec.home}: cannot write ({_words(e)})") from e
+        place = spec.output.path if isinstance(spec.output, Parts) else spec.home
+        raise OutputError(f"{e.filename or place}: cannot write ({_words(e)})") from e
     check_chain(context.counts)
     if desk.path.exists():
         files.append(task_file(desk.path, spec.home, rows=desk.count))

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marin_zephyr.errors import InputError
 from marin_zephyr.text import exact_dedup
 
 
@@ -34,13 +32,3 @@ def test_bytes_do_not_depend_on_workers(tmp_path: Path, write_corpus, digests) -
     for workers in (1, 2):
         exact_dedup(corpus, tmp_path / str(workers), workers=workers)
     assert digests(tmp_path / "1") == digests(tmp_path / "2")
-
-
-def test_missing_empty_and_foreign_directories_are_refused_by_name(tmp_path: Path, write_corpus) -> None:
-    with pytest.raises(InputError, match="nowhere: the directory does not exist"):
-        exact_dedup(tmp_path / "nowhere", tmp_path / "out", workers=1)
-    (tmp_path / "hollow").mkdir()
-    with pytest.raises(InputError, match=r"hollow: the directory has no \*\.parquet"):
-        exact_dedup(tmp_path / "hollow", tmp_path / "out", workers=1)
-    with pytest.raises(InputError, match="no document"):
-        exact_dedup(write_corpus("empty", []), tmp_path / "out", workers=1)

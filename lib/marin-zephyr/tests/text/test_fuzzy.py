@@ -73,7 +73,7 @@ def test_agrees_with_comparing_all_pairs(texts: list[list[str]], ngram: int) -> 
     kept: list[int] = []
     expected = []
     for row in range(len(texts)):
-        best = max(kept, key=lambda other: jaccard(sets[row], sets[other]), default=None)  # noqa: B023
+        best = max(kept, key=lambda other: jaccard(sets[row], sets[other]), default=None)
         if best is not None and jaccard(sets[row], sets[best]) >= threshold:
             expected.append((row, best))
         else:

@@ -3,12 +3,14 @@
 See: Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization" (arXiv 1711.05101).
 """
 
+from typing import Any
+
 import optax
 
 from marin_train.parameters import ParameterTable, map_parameters
 
 DECAYED = frozenset({"matrix", "expert", "head"})
-"""Roles that decay. Gains and biases would be pulled from where they start; a rare token's embedding from what it learnt."""
+"""Roles that decay. Gains would be pulled from where they start, and a rare token's embedding from what it learnt."""
 
 
 def adamw(
@@ -25,7 +27,7 @@ def adamw(
         weight_decay: relative to the learning rate.
     """
 
-    def decayed(model):  # noqa: ANN001, ANN202
+    def decayed(model: Any) -> Any:
         return map_parameters(lambda parameter: parameter.role in DECAYED, table, model)
 
     return optax.chain(

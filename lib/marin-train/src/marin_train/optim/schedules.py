@@ -5,7 +5,8 @@ See: Hu et al. 2024, "MiniCPM" (arXiv 2404.06395), section 4, for warm-up, stabl
 
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jax import Array
+from jax.typing import ArrayLike
 
 from marin_train.configs import TrainConfig
 
@@ -38,7 +39,7 @@ def wsd(peak: float, *, num_steps: int, num_warmup: int, num_decay: int, final_r
         final_ratio: the rate after the run, over `peak`.
     """
 
-    def rate(step: Int[Array, ""]) -> Float[Array, ""]:
+    def rate(step: ArrayLike) -> Array:
         done = jnp.asarray(step, jnp.float32)
         warm = jnp.minimum(1.0, (done + 1.0) / max(num_warmup, 1))
         left = jnp.clip((num_steps - done) / max(num_decay, 1), 0.0, 1.0)

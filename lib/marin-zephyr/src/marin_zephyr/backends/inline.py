@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from marin_zephyr.planning import StageSpec, TaskInput
+from marin_zephyr.specs import StageSpec, TaskInput
 from marin_zephyr.tasks import TaskRecord, run_task
 
 

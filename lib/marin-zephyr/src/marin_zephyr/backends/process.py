@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 from marin_zephyr.backends.pickling import dumps
 from marin_zephyr.errors import WorkerDiedError
-from marin_zephyr.planning import FilesInput, StageSpec, TaskInput
+from marin_zephyr.specs import FilesInput, StageSpec, TaskInput
 from marin_zephyr.tasks import TaskRecord
 
 _log = logging.getLogger(__name__)

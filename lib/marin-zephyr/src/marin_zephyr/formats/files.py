@@ -16,7 +16,7 @@ from marin_zephyr.errors import InputError
 from marin_zephyr.formats import infer
 
 if TYPE_CHECKING:
-    from marin_zephyr.dataset import FileSource
+    from marin_zephyr.nodes import FileSource
 
 _WILDCARDS = frozenset("*?[")
 _MIN_SHARD_BYTES = 8 << 20
@@ -95,7 +95,7 @@ def _local(pattern: str) -> list[tuple[str, int, str]]:
     elif path.is_file():
         names = [str(path)]
     elif _WILDCARDS & set(pattern):
-        names = [p for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]
+        names = [p for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]  # noqa: PTH207  may be absolute
     else:
         names = []
     stats = [(name, Path(name).stat()) for name in names]

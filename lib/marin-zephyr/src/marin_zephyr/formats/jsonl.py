@@ -3,8 +3,8 @@
 A block of lines is parsed at full speed by Arrow's JSON reader, which is strict where others guess: it refuses a number
 among strings, a key given twice, a lone surrogate. (Polars's reader turns ``1`` beside ``"x"`` into ``"1"`` and a lone
 surrogate into NUL.) What it would guess is taken from it: strings that look like dates are declared strings from the
-lines themselves, and a block where it guessed all the same, where a large integer would be rounded into a float, or which
-it refuses, is read again line by line. Dirt costs only where it is.
+lines themselves, and a block where it guessed all the same, where a large integer would be rounded into a float, or
+which it refuses, is read again line by line. Dirt costs only where it is.
 
 See: RFC 8259 (JSON), https://jsonlines.org.
 """
@@ -165,7 +165,7 @@ def _widened(known: pa.Schema | None, frame: pl.DataFrame, file: InputFile) -> p
 
 
 def _without_nulls(schema: pa.Schema) -> pa.Schema:
-    """A column of nulls is not declared: its type is still to come. Arrow's reader knows plain strings and lists only."""
+    """A column of nulls is not declared: its type is to come. Arrow's reader knows plain strings and lists only."""
     return pa.schema([pa.field(f.name, _plain(f.type)) for f in schema if not _holds_null(f.type)])
 
 

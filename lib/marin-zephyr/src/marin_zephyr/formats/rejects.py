@@ -1,4 +1,4 @@
-"""What becomes of a record that cannot be taken: raised, counted, or kept with its reason. Never dropped without a trace.
+"""What becomes of a record that cannot be taken: raised, counted, or kept with its reason; never dropped quietly.
 
 A reject is one JSON line: ``file``, ``line``, ``offset`` (of its first byte, uncompressed), ``reason``, and the record
 itself: ``raw`` (base64 of its bytes, at most 1 MiB of them; ``raw_bytes`` says how long it was) where a reader refused
@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 from typing import IO, Any
 
-from marin_zephyr.dataset import OnError
 from marin_zephyr.errors import BadRecordError
 from marin_zephyr.formats.files import InputFile
+from marin_zephyr.nodes import OnError
 
 _RAW_LIMIT = 1 << 20
 
@@ -30,7 +30,8 @@ class Desk:
     def __init__(self, policy: OnError, path: Path):
         self.policy = policy
         self.path = path
-        self.path.unlink(missing_ok=True)  # an earlier try's
+        if policy == "quarantine":
+            self.path.unlink(missing_ok=True)  # an earlier try's
         self.num_records = 0
         self.num_rows = 0
         self._file: IO[str] | None = None

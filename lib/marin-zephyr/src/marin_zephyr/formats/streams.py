@@ -1,4 +1,4 @@
-"""Bytes of a file, decompressed, with one promise: a file that ends before its own end mark is an error, never a short read.
+"""Bytes of a file, decompressed, with one promise: a file that ends before its end mark is an error, not a short read.
 
 gzip, bzip2 and xz of the standard library notice a missing end mark themselves (and read several members in a row);
 zstandard's stream reader does not, so its frames are followed one by one here.
@@ -61,7 +61,7 @@ def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator
     if compression == "gz":
         stream = gzip.GzipFile(fileobj=raw, mode="rb")
     elif compression == "xz":
-        stream = lzma.LZMAFile(raw)
+        stream = lzma.LZMAFile(raw)  # noqa: SIM115  closed with `raw`
     elif compression == "bz2":
         stream = bz2.BZ2File(raw)
     elif compression is not None:

@@ -42,7 +42,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The shards of one corpus directory, in order. Make one with `open_corpus`."""
+    """The shards of one corpus directory that hold documents, in order. Make one with `open_corpus`."""
 
     directory: Path
     files: tuple[Path, ...]
@@ -66,24 +66,30 @@ def open_corpus(directory: str | Path) -> Corpus:
     """Opens a corpus directory for reading.
 
     Raises:
-        InputError: the directory is missing, holds no parquet shard, lacks a column, or holds no document.
+        InputError: the directory is missing or holds no document, or a shard is damaged or lacks a column.
     """
     root = Path(directory)
-    files = tuple(sorted(root.glob("*.parquet")))
-    if not files:
+    found = sorted(root.glob("*.parquet"))
+    if not found:
         state = "has no *.parquet file" if root.is_dir() else "does not exist"
         raise InputError(f"corpus {root}: the directory {state}; write one with normalize first")
-    num_documents = 0
-    for path in files:
-        metadata = pq.read_metadata(path)
-        present = metadata.schema.to_arrow_schema().names
-        missing = [name for name in COLUMNS if name not in present]
-        if missing and metadata.num_rows:
-            raise InputError(f"corpus {root}: {path.name} has no column {missing[0]!r}; write it with normalize first")
-        num_documents += metadata.num_rows
-    if num_documents == 0:
-        raise InputError(f"corpus {root}: no document in its {len(files)} shard(s); see what the step before dropped")
+    files = tuple(path for path in found if _num_documents(path))
+    if not files:
+        raise InputError(f"corpus {root}: no document in its {len(found)} shard(s); see what the step before dropped")
     return Corpus(root, files)
+
+
+def _num_documents(shard: Path) -> int:
+    """The rows of one shard, by its footer; a shard of rows that are no documents is refused."""
+    try:
+        metadata = pq.read_metadata(shard)
+    except (pa.ArrowInvalid, OSError) as e:
+        raise InputError(f"corpus shard {shard} is no readable parquet file ({e}); write the corpus again") from None
+    present = metadata.schema.to_arrow_schema().names
+    missing = [name for name in COLUMNS if name not in present]
+    if missing and metadata.num_rows:
+        raise InputError(f"corpus shard {shard} has no column {missing[0]!r}; write the corpus with normalize")
+    return metadata.num_rows
 
 
 def slices(documents: pa.Table, *, max_bytes: int) -> Iterator[pa.Table]:

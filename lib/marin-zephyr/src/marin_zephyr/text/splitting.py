@@ -71,8 +71,8 @@ def split(
     smallest, largest = int(hashes.min()), int(hashes.max())
     if smallest == largest:
         raise InputError(
-            f"corpus {corpus.directory} of {len(hashes)} document(s) cannot be split: all have one text, and train and "
-            "validation each need a document of their own; add documents"
+            f"corpus {corpus.directory} of {len(hashes)} document(s) cannot be split: train and validation each need a "
+            "text that the other has not; add documents"
         )
     threshold = min(max(round(validation_fraction * _RANGE), smallest + 1), largest)
     sizes = {}

@@ -1,0 +1,62 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marin_train.blocks.attention import attend
+
+
+def arrays(seq_len, num_heads, num_kv_heads, *, batch=2, head_dim=4):
+    rng = np.random.default_rng(0)
+    shapes = [(batch, seq_len, n, head_dim) for n in (num_heads, num_kv_heads, num_kv_heads, num_heads)]
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def values_and_grads(backend, query, key, value, above, *, segment_ids=None, operands="float32"):
+    def cost(query, key, value):
+        mixed = attend(query, key, value=value, segment_ids=segment_ids, operands=operands, backend=backend)
+        return jnp.sum(mixed * above), mixed
+
+    (_, mixed), grads = jax.jit(jax.value_and_grad(cost, argnums=(0, 1, 2), has_aux=True))(query, key, value)
+    return [mixed, *grads]
+
+
+# Lengths below, at and beyond a block of 128, and one that is no multiple of it.
+@pytest.mark.parametrize(("seq_len", "num_heads", "num_kv_heads"), [(1, 2, 2), (128, 2, 1), (300, 4, 2)])
+@pytest.mark.parametrize("segmented", [False, True])
+def test_blocked_equals_the_formula_in_values_and_gradients(seq_len, num_heads, num_kv_heads, segmented):
+    data = arrays(seq_len, num_heads, num_kv_heads)
+    segment_ids = None
+    if segmented:
+        segment_ids = jnp.asarray(np.sort(np.random.default_rng(1).integers(0, 3, size=(2, seq_len)), axis=1))
+    expected = values_and_grads("reference", *data, segment_ids=segment_ids)
+    actual = values_and_grads("blocked", *data, segment_ids=segment_ids)
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_blocked_with_rounded_operands_stays_within_their_precision():
+    data = arrays(160, 2, 1)
+    for a, b in zip(
+        values_and_grads("blocked", *data, operands="bfloat16"), values_and_grads("reference", *data), strict=True
+    ):
+        assert np.linalg.norm(a - b) < 0.02 * np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("backend", ["reference", "blocked"])
+def test_nothing_is_seen_of_the_future_or_of_another_segment(backend):
+    query, key, value, _ = arrays(140, 2, 2, batch=1)
+    segment_ids = jnp.asarray([[0] * 70 + [1] * 70])
+
+    def mixed(key, value):
+        return attend(query, key, value=value, segment_ids=segment_ids, operands="float32", backend=backend)
+
+    before = mixed(key, value)
+    after = mixed(key.at[:, 100].add(9.0), value.at[:, 100].add(9.0))
+    changed = np.any(np.asarray(before != after), axis=(0, 2, 3))
+    assert not changed[:100].any()
+    assert changed[100:].all()
+    after = mixed(key.at[:, 3].add(9.0), value.at[:, 3].add(9.0))
+    changed = np.any(np.asarray(before != after), axis=(0, 2, 3))
+    assert changed[3:70].all()
+    assert not changed[70:].any()

@@ -1,0 +1,71 @@
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marin_train import policy as policies
+from marin_train.configs import Component, DataConfig, ModelConfig, TrainConfig
+from marin_train.errors import ConfigError
+from marin_train.policy import Policy, by_name, choose
+
+RUN = TrainConfig(
+    model=ModelConfig(
+        vocab_size=16, hidden_dim=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, mlp_dim=8, max_seq_len=8
+    ),
+    data=DataConfig(components=(Component(name="a", path="a"),), seq_len=8),
+    steps=1,
+    batch_size=2,
+)
+
+every_policy = st.builds(
+    Policy,
+    operands=st.sampled_from(["float32", "bfloat16"]),
+    attention=st.sampled_from(["reference", "blocked"]),
+    remat=st.booleans(),
+    scan=st.booleans(),
+)
+
+
+@given(every_policy)
+def test_a_policy_survives_its_name_and_its_record(policy):
+    assert by_name(policy.name) == policy
+    assert Policy.from_dict(policy.to_dict()) == policy
+
+
+def test_an_unknown_policy_is_refused_with_an_example():
+    with pytest.raises(ConfigError, match=r"TrainConfig\.policy='fast'.*float32-reference-keep-unroll"):
+        choose(dataclasses.replace(RUN, policy="fast"))
+
+
+def test_a_pinned_policy_is_taken_unmeasured(monkeypatch):
+    monkeypatch.setattr(policies, "_fastest", lambda *_, **__: pytest.fail("it measured"))
+    pinned = "bfloat16-blocked-remat-scan"
+    assert choose(dataclasses.replace(RUN, policy=pinned)).name == pinned
+
+
+def test_choosing_measures_and_returns_a_policy_of_this_machine(monkeypatch):
+    monkeypatch.setattr(policies, "SECONDS", 0.0)  # the first candidate of each measurement
+    chosen = choose(RUN)
+    assert by_name(chosen.name) == chosen
+
+
+def test_the_fastest_wins_and_one_that_cannot_run_is_no_candidate():
+    import jax
+
+    slow, fast, broken = Policy(), Policy(scan=True), Policy(remat=True)
+    calls = {slow: 3_000_000, fast: 1}
+
+    def probe(policy):
+        def build():
+            if policy == broken:
+                raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no such product")
+            return lambda: sum(range(calls[policy]))
+
+        return build
+
+    probes = {policy: probe(policy) for policy in (broken, slow, fast)}
+    assert policies._fastest(probes, deadline=float("inf")) == fast
+    assert policies._fastest(probes, deadline=0.0) == slow  # out of time after the first that runs
+    with pytest.raises(ConfigError, match="none of the policies runs"):
+        policies._fastest({broken: probe(broken)}, deadline=float("inf"))

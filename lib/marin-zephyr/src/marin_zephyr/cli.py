@@ -1,0 +1,336 @@
+"""The ``zephyr`` command. It prints; everything else in this package only logs.
+
+    zephyr run SCRIPT.py[:NAME]          runs a dataset that ends in a write
+    zephyr explain SCRIPT.py[:NAME]      shows its fused plan
+    zephyr doctor FILE...                finds damage and says where
+    zephyr normalize INPUT... --out DIR
+    zephyr dedup DIR --out DIR [--fuzzy]
+    zephyr train-tokenizer INPUT... --vocab-size N --out FILE
+    zephyr tokenize INPUT... --tokenizer T --out DIR
+    zephyr inspect STORE [--verify] [--token N]
+
+Exit codes: 0 done, 1 something failed, 2 usage or bad input, 3 refused. With ``--json`` standard output holds one JSON
+document and nothing else. A user's mistake is one line on standard error, never a traceback.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json as jsonlib
+import logging
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from marin_zephyr.dataset import Dataset
+from marin_zephyr.errors import UsageError, ZephyrError
+from marin_zephyr.progress import BarProgress, LogProgress
+from marin_zephyr.session import RunReport, Session
+
+if TYPE_CHECKING:
+    from marin_zephyr.doctor import Diagnosis
+
+_SHOWN_FINDINGS = 20
+
+Positionals = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+Script = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py[:NAME]")]
+Directory = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; the exit code."""
+    commands = {
+        "run": run,
+        "explain": explain,
+        "doctor": doctor,
+        "normalize": normalize,
+        "dedup": dedup,
+        "train-tokenizer": train_tokenizer,
+        "tokenize": tokenize,
+        "inspect": inspect,
+    }
+    _log_to_stderr()
+    try:
+        return tyro.extras.subcommand_cli_from_dict(
+            commands,
+            prog="zephyr",
+            description="Datasets for language models: clean, de-duplicate, tokenize.",
+            args=argv,
+        )
+    except ZephyrError as e:
+        print(f"zephyr: {e}", file=sys.stderr)
+        for note in getattr(e, "__notes__", ()):
+            print(note.rstrip(), file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        print("zephyr: interrupted; committed work is kept, the same command goes on from there", file=sys.stderr)
+        return 1
+
+
+def run(
+    script: Script,
+    /,
+    *,
+    backend: Literal["process", "inline"] = "process",
+    workers: int | None = None,
+    work_dir: str | None = None,
+    json: bool = False,
+) -> int:
+    """Runs a dataset that ends in a write.
+
+    Example: zephyr run clean.py:dataset --workers 2
+
+    Args:
+        script: a Python file and a name in it (by default `dataset`): a Dataset, or a function that returns one.
+        backend: worker processes, or this process.
+        workers: worker processes; by default one a CPU.
+        work_dir: where intermediate stages are kept for later runs.
+        json: print the report as JSON.
+    """
+    dataset, name = _load(script)
+    progress = BarProgress() if sys.stderr.isatty() else LogProgress()
+    with Session(backend=backend, workers=workers, work_dir=work_dir, progress=progress) as session:
+        report = session.run(dataset, name=name)
+    if json:
+        _print_json(report.to_json())
+    else:
+        _print_report(report)
+    return 0
+
+
+def explain(script: Script, /) -> int:
+    """Shows the fused plan of a dataset: stages, tasks, operations. Runs nothing.
+
+    Example: zephyr explain clean.py
+
+    Args:
+        script: a Python file and a name in it (by default `dataset`).
+    """
+    dataset, _ = _load(script)
+    with Session(backend="inline") as session:
+        print(session.explain(dataset))
+    return 0
+
+
+def doctor(files: Positionals, /, *, format: str | None = None, json: bool = False) -> int:
+    """Reads files to the end; says what is damaged and where. Exit code 1 if anything is.
+
+    Example: zephyr doctor raw/*.jsonl.zst
+
+    Args:
+        files: files, directories or globs.
+        format: jsonl, json, parquet, csv or text; by default told from the names.
+        json: print the diagnoses as JSON.
+    """
+    from marin_zephyr.doctor import examine, is_sound
+
+    diagnoses = examine(list(files), format=format)
+    if json:
+        _print_json([dataclasses.asdict(d) for d in diagnoses])
+    else:
+        for diagnosis in diagnoses:
+            _print_diagnosis(diagnosis)
+    return 0 if is_sound(diagnoses) else 1
+
+
+def normalize(
+    inputs: Positionals,
+    /,
+    *,
+    out: str,
+    documents: Literal["row", "file"] = "row",
+    text_field: str = "text",
+    format: str | None = None,
+    workers: int = 2,
+    json: bool = False,
+) -> int:
+    """Writes raw files as a corpus: stable ids, one schema, rejects kept with their reasons.
+
+    Example: zephyr normalize raw/ --out corpus/
+
+    Args:
+        inputs: files, directories or globs.
+        out: the corpus directory to write.
+        documents: one document a row, or one a file.
+        text_field: the column that holds the text.
+        format: jsonl, json, parquet, csv or text; by default told from the names.
+        workers: worker processes.
+        json: print the report as JSON.
+    """
+    from marin_zephyr.text import normalize
+
+    report = normalize(list(inputs), out, documents=documents, text_field=text_field, format=format, workers=workers)
+    return _finish(report, out, json=json)
+
+
+def dedup(
+    corpus: Directory, /, *, out: str, fuzzy: bool = False, threshold: float = 0.8, workers: int = 2, json: bool = False
+) -> int:
+    """Drops all but one of equal texts; with --fuzzy, of nearly equal ones (verified n-gram Jaccard).
+
+    Example: zephyr dedup corpus/ --out unique/ --fuzzy
+
+    Args:
+        corpus: a corpus directory, as `normalize` writes it.
+        out: the corpus directory to write.
+        fuzzy: also drop near duplicates.
+        threshold: from which Jaccard index on two texts are near duplicates.
+        workers: worker processes.
+        json: print the report as JSON.
+    """
+    from marin_zephyr.text import exact_dedup, fuzzy_dedup
+
+    if fuzzy:
+        return _finish(fuzzy_dedup(corpus, out, threshold=threshold, workers=workers), out, json=json)
+    return _finish(exact_dedup(corpus, out, workers=workers), out, json=json)
+
+
+def train_tokenizer(
+    inputs: Positionals, /, *, out: str, vocab_size: int = 8192, text_field: str = "text", json: bool = False
+) -> int:
+    """Trains a byte-level BPE tokenizer.
+
+    Example: zephyr train-tokenizer corpus/ --vocab-size 8192 --out tokenizer.json
+
+    Args:
+        inputs: parquet or JSON lines: files, directories or globs.
+        out: the tokenizer.json to write.
+        vocab_size: ids in all.
+        text_field: the column that holds the text.
+        json: print the report as JSON.
+    """
+    from marin_zephyr.tokens import train_tokenizer
+
+    report = train_tokenizer(list(inputs), out, vocab_size=vocab_size, text_field=text_field)
+    return _finish(report, out, json=json)
+
+
+def tokenize(
+    inputs: Positionals, /, *, tokenizer: str, out: str, text_field: str = "text", workers: int = 2, json: bool = False
+) -> int:
+    """Encodes documents into a token store.
+
+    Example: zephyr tokenize corpus/ --tokenizer tokenizer.json --out tokens/
+
+    Args:
+        inputs: parquet or JSON lines: files, directories or globs.
+        tokenizer: a tokenizer.json, or `bytes`.
+        out: the store to write.
+        text_field: the column that holds the text.
+        workers: cores.
+        json: print the report as JSON.
+    """
+    from marin_zephyr.tokens import tokenize
+
+    report = tokenize(list(inputs), out, tokenizer=tokenizer, workers=workers, text_field=text_field)
+    return _finish(report, out, json=json)
+
+
+def inspect(store: Directory, /, *, verify: bool = False, token: int | None = None, json: bool = False) -> int:
+    """Shows a token store: counts and a sample. Exit code 1 if --verify finds damage.
+
+    Example: zephyr inspect tokens/ --verify
+
+    Args:
+        store: the token store.
+        verify: read every byte and check it against the store's checksums.
+        token: show the document that holds this token of the store.
+        json: print as JSON.
+    """
+    from marin_zephyr.tokens import TokenStore
+
+    opened = TokenStore.open(store)
+    facts: dict[str, Any] = {
+        "num_documents": opened.num_documents,
+        "num_tokens": opened.num_tokens,
+        "num_bytes": opened.num_bytes,
+    }
+    if token is not None:
+        place = opened.locate(token)
+        facts["token"] = place._asdict()
+    elif opened.num_documents:
+        facts["sample"] = opened.text(0)[:300]
+    damage = [str(d) for d in opened.verify()] if verify else []
+    if verify:
+        facts["damage"] = damage
+    _finish(facts, store, json=json)
+    return 1 if damage else 0
+
+
+def _load(script: str) -> tuple[Dataset, str]:
+    """The dataset that ``file.py:name`` names, and a short name for it."""
+    file, _, name = script.partition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise UsageError(f"{file}: no such file; give a Python file, such as clean.py or clean.py:dataset")
+    sys.path.insert(0, str(path.parent.absolute()))
+    scope = runpy.run_path(str(path), run_name="__zephyr__")
+    value = scope.get(name or "dataset")
+    if callable(value):
+        value = value()
+    if not isinstance(value, Dataset):
+        raise UsageError(f"{file}: {name or 'dataset'!r} is no Dataset and no function that returns one")
+    return value, path.stem
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log = logging.getLogger("marin_zephyr")
+    if not log.handlers:
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+
+def _print_json(value: Any) -> None:
+    print(jsonlib.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def _finish(report: Any, where: str, *, json: bool) -> int:
+    """Prints a report; the last line says where the result lies."""
+    facts = dataclasses.asdict(report) if dataclasses.is_dataclass(report) else report  # pyrefly: ignore
+    if json:
+        _print_json(facts)
+        return 0
+    for name, value in facts.items():
+        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.3f}" if isinstance(value, float) else value
+        print(f"{name.replace('_', ' '):<24} {shown}")
+    print(where)
+    return 0
+
+
+def _print_diagnosis(d: Diagnosis) -> None:
+    columns = ", ".join(f"{name}: {kind}" for name, kind in d.columns.items())
+    state = f"{d.num_findings:,} fault(s)" if d.num_findings else "sound"
+    print(f"{d.file}: {state}, {d.rows:,} rows ({columns})")
+    for finding in d.findings[:_SHOWN_FINDINGS]:
+        line = "" if finding.line is None else f"line {finding.line:,}, "
+        place = "" if finding.offset is None else f"{line}byte {finding.offset:,}: "
+        print(f"  {place}{finding.reason}")
+    if d.num_findings > _SHOWN_FINDINGS:
+        print(f"  and {d.num_findings - _SHOWN_FINDINGS:,} more (--json shows up to a thousand)")
+
+
+def _print_report(report: RunReport) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("stage", "tasks", "ran", "rows in", "rows out", "filtered", "rejected", "seconds", box=None)
+    for stage in report.stages:
+        numbers = [stage.rows_in, stage.rows_out, stage.total("filtered"), stage.total("rejected")]
+        table.add_row(
+            stage.name, str(stage.num_tasks), str(stage.executed), *(f"{n:,}" for n in numbers), f"{stage.seconds:.1f}"
+        )
+    Console().print(table)
+    if not report.executed:
+        print("nothing to do: everything was committed by an earlier run")
+    if report.rejects:
+        print(f"{report.counters['rejected']:,} records refused: {report.rejects[0].parent}")
+    print(report.files[0].parent if report.files else "no files")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""The nodes of a lazy plan: sources, operations, keyed work and sinks, as plain frozen dataclasses.
+
+Sources (`FileSource`, `RowSource`) have no upstream; an operation is an `Apply` node around one of the dataclasses
+below; keyed work (`Distinct`, `GroupBy`) and `Sink` are nodes of their own, because the planner cuts stages there.
+
+Invariant: a node holds only plain values, functions and expressions, so a plan can be pickled, fingerprinted and
+explained without being run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from marin_zephyr.columns import Aggregate
+
+type OnError = Literal["raise", "skip", "quarantine"]
+type Row = dict[str, Any]
+type Inputs = str | Path | Sequence[str | Path]
+
+FORMATS = ("jsonl", "json", "parquet", "csv", "text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileSource:
+    """Rows read from files; see `Dataset.from_files` for the fields."""
+
+    inputs: tuple[str, ...]
+    format: str | None
+    on_error: OnError
+    unit: Literal["line", "file"]
+    with_source: bool
+    root: str | None
+    columns: tuple[str, ...] | None
+    shard_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSource:
+    """Rows given by value, cut into ``num_shards`` contiguous shards."""
+
+    rows: tuple[Row, ...]
+    num_shards: int
+    on_error: OnError
+
+
+@dataclass(frozen=True)
+class Map:
+    """One row in, one row out."""
+
+    fn: Callable[[Row], Row]
+
+
+@dataclass(frozen=True)
+class FlatMap:
+    """One row in, any number of rows out."""
+
+    fn: Callable[[Row], Iterable[Row]]
+
+
+@dataclass(frozen=True)
+class FilterRows:
+    """Keeps the rows for which the function answers true."""
+
+    fn: Callable[[Row], Any]
+
+
+@dataclass(frozen=True)
+class FilterExpr:
+    """Keeps the rows for which the expression is true; null counts as false."""
+
+    expr: pl.Expr
+
+
+@dataclass(frozen=True)
+class RejectWhere:
+    """Refuses the rows for which the expression is true, with a reason."""
+
+    expr: pl.Expr
+    reason: str
+
+
+@dataclass(frozen=True)
+class Select:
+    """Exactly these columns."""
+
+    exprs: tuple[pl.Expr, ...]
+
+
+@dataclass(frozen=True)
+class WithColumns:
+    """The row's columns, and these."""
+
+    exprs: tuple[pl.Expr, ...]
+
+
+@dataclass(frozen=True)
+class MapBatches:
+    """A function over whole batches; ``batch_rows`` fixes their size, and then they are never resized."""
+
+    fn: Callable[[Any], Any]
+    batch_format: Literal["polars", "arrow"]
+    batch_rows: int | None
+
+
+type RowOp = Map | FlatMap | FilterRows
+type Op = RowOp | FilterExpr | RejectWhere | Select | WithColumns | MapBatches
+
+
+@dataclass(frozen=True)
+class Apply:
+    """One operation on the rows of ``upstream``."""
+
+    upstream: Node
+    op: Op
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distinct:
+    """One row a key: the first or the last in input order."""
+
+    upstream: Node
+    on: tuple[str, ...] | None
+    keep: Literal["first", "last"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupBy:
+    """One row a key, with aggregates over the rows of that key."""
+
+    upstream: Node
+    keys: tuple[str, ...]
+    aggregates: tuple[Aggregate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sink:
+    """Writes ``path/part-00000.*`` and, last, ``path/_manifest.json``."""
+
+    upstream: Node
+    path: str
+    format: Literal["jsonl", "parquet"]
+    compression: str | None
+
+
+type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Sink

@@ -1,0 +1,94 @@
+"""The command, as its users run it."""
+
+import json
+
+import pytest
+
+from marin_zephyr.cli import main
+
+SCRIPT = """
+from marin_zephyr import Dataset
+dataset = Dataset.from_files({raw!r}, on_error="quarantine").map(lambda row: {{"n": row["n"] + 1}}).write_jsonl({out!r})
+def build():
+    return dataset
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "raw.jsonl").write_text('{"n":1}\nbad\n')
+    path = tmp_path / "clean.py"
+    path.write_text(SCRIPT.format(raw=str(tmp_path / "raw.jsonl"), out=str(tmp_path / "out")))
+    return path
+
+
+@pytest.mark.parametrize("name", ["", ":dataset", ":build"])
+def test_run_prints_a_table_and_last_where_the_result_lies(script, tmp_path, capsys, name):
+    assert main(["run", f"{script}{name}", "--backend", "inline"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == str(tmp_path / "out")
+    assert "1 records refused" in lines[-2]
+    assert (tmp_path / "out" / "part-00000.jsonl").read_text() == '{"n": 2}\n'
+    assert main(["run", str(script), "--backend", "inline"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+
+
+def test_run_with_json_prints_one_document(script, capsys):
+    assert main(["run", str(script), "--backend", "inline", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counters"]["rejected"] == 1
+
+
+def test_explain_shows_the_plan_and_runs_nothing(script, tmp_path, capsys):
+    assert main(["explain", str(script)]) == 0
+    assert "map(<lambda> at clean.py:3)" in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path, capsys):
+    (tmp_path / "empty.py").write_text("")
+    for arguments in (
+        ["run", "nowhere.py"],
+        ["run", str(tmp_path / "empty.py")],
+        ["doctor", str(tmp_path / "gone.jsonl")],
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert len(captured.err.splitlines()) == 1
+
+
+def test_an_unknown_command_is_exit_code_2():
+    with pytest.raises(SystemExit) as caught:
+        main(["frobnicate"])
+    assert caught.value.code == 2
+
+
+def test_doctor_finds_damage_and_says_where(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_bytes(b'{"t":"x"}\n{"t":"caf\xe9"}\n{"t":1}\n')
+    (tmp_path / "b.jsonl").write_bytes(b'{"t":"x"}\n')
+    assert main(["doctor", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "line 2, byte 10: not UTF-8: byte 0xe9 at offset 19" in out
+    assert "column 't' holds int and str" in out
+    assert "b.jsonl: sound, 1 rows" in out
+    assert main(["doctor", str(tmp_path / "b.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["num_findings"] == 0
+
+
+def test_text_and_token_commands_run_the_whole_way(tmp_path, capsys):
+    (tmp_path / "raw").mkdir()
+    for i in range(6):
+        (tmp_path / "raw" / f"{i}.txt").write_text(f"document {i % 4} " + "some words of it " * 20)
+    path = {name: str(tmp_path / name) for name in ("raw", "corpus", "unique", "tok.json", "tokens")}
+    commands = [
+        ["normalize", path["raw"], "--documents", "file", "--out", path["corpus"], "--workers", "1"],
+        ["dedup", path["corpus"], "--out", path["unique"], "--workers", "1"],
+        ["train-tokenizer", path["unique"], "--vocab-size", "270", "--out", path["tok.json"]],
+        ["tokenize", path["unique"], "--tokenizer", path["tok.json"], "--out", path["tokens"], "--workers", "1"],
+        ["inspect", path["tokens"], "--verify", "--json"],
+    ]
+    for command in commands:
+        assert main(command) == 0, command
+    out = capsys.readouterr().out
+    assert json.loads(out[out.rindex("\n{") :])["num_documents"] == 4
+    assert main(["dedup", path["tokens"], "--out", str(tmp_path / "x")]) == 2
