@@ -155,6 +155,24 @@ def test_the_script_does_not_run_as_main_again_in_a_body(job: Job) -> None:
     assert job.count("main") == 1
 
 
+def test_a_script_that_calls_main_unguarded_does_not_start_itself_again(job: Job) -> None:
+    job.script.write_text(SCRIPT.replace('if __name__ == "__main__":', "if True:"))
+    job.open_gate()
+    assert job.start().wait(timeout=60) == 0
+    assert job.count("first") == 1
+
+
+def test_an_interrupted_inline_body_is_cancelled(job: Job) -> None:
+    driver = job.start("--launcher", "inline")
+    until(lambda: job.count("child") == 1, what="the slow body starts")
+    driver.send_signal(signal.SIGINT)
+    driver.communicate(timeout=60)
+    assert driver.returncode == 130
+    assert job.records("slow") == []
+    record = json.loads(next((job.directory / ".marin/runs").glob("*.json")).read_text())
+    assert [n["outcome"] for n in record["nodes"]] == ["succeeded", "cancelled", "cancelled"]
+
+
 def test_sigkill_of_a_body_is_reported_with_its_log(job: Job) -> None:
     driver = job.start()
     until(lambda: job.count("slow") == 1, what="the slow body starts")

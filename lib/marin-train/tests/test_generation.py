@@ -59,9 +59,12 @@ def test_a_text_does_not_depend_on_the_prompts_after_it(finished_run: Path) -> N
 
 
 def test_a_text_ends_with_the_window_or_the_wanted_length(finished_run: Path) -> None:
-    texts = generate(finished_run, ["ABC", "ABCDEFGHIJ"], max_new_tokens=9, temperature=0.0)
+    prompts = ["ABC"] * 4 + ["ABCDEFGHIJ"] * 4
+    lengths = [len(text) for text in generate(finished_run, prompts, max_new_tokens=9, temperature=1.0, top_p=1.0)]
     # The window of 16 holds the id that begins a document, the prompt and the continuation: one byte a token here.
-    assert [len(text) for text in texts] == [9, 5]
+    # A text may end earlier, by itself; of four drawn from this model some do not.
+    assert max(lengths[:4]) == 9
+    assert max(lengths[4:]) == 5
 
 
 def test_no_prompts_give_no_texts(finished_run: Path) -> None:

@@ -149,25 +149,17 @@ def test_a_failed_run_goes_on_with_the_tasks_that_are_left(session, corpus, tmp_
 
 
 def test_a_run_that_died_while_publishing_is_finished(session, corpus, tmp_path):
+    """As a kill between two renames leaves it: some parts moved, some not, no manifest, the task records there."""
+    session.run(corpus.write_parquet(tmp_path / "clean"))
     dataset = corpus.write_parquet(tmp_path / "out")
-    session.run(dataset)
-    expected = tree(tmp_path / "out")
-    with Session(backend="inline") as other:
-        other.run(corpus.filter(col("n") > 0).write_parquet(tmp_path / "out"))
-        plan = other._plan(dataset)
-    # As a kill between two renames leaves it: some parts moved, some not, no manifest, the task records still there.
-    home = plan.stages[-1].spec.home
-    replayed = corpus.write_parquet(tmp_path / "again")
     with Session(backend="inline") as other:
         other._backend = _StopsAfterTasks()
         with pytest.raises(KeyboardInterrupt):
-            other.run(replayed)
-        staging = next((tmp_path / "again").glob(".staging-*"))
-        assert staging.name == home.name
-        (staging / "part-00000.parquet").rename(tmp_path / "again" / "part-00000.parquet")
-    with Session(backend="inline") as other:
-        assert other.run(replayed).executed == 0
-    assert tree(tmp_path / "again") == expected
+            other.run(dataset)
+    (staging,) = (tmp_path / "out").glob(".staging-*")
+    (staging / "part-00000.parquet").rename(tmp_path / "out" / "part-00000.parquet")
+    assert session.run(dataset).executed == 0
+    assert tree(tmp_path / "out") == tree(tmp_path / "clean")
 
 
 class _StopsAfterTasks:

@@ -85,7 +85,8 @@ def _reader(
 def _script_command(command: str, *rest: str) -> int:
     if not rest or rest[0] in ("-h", "--help"):
         print(
-            f"usage: marin {command} SCRIPT[:build] [script's flags]\nexample: marin {command} experiments/quickstart.py"
+            f"usage: marin {command} SCRIPT[:build] [script's flags]\n"
+            f"example: marin {command} experiments/quickstart.py"
         )
         return 0 if rest else 2
     from marin_core.script import run_script

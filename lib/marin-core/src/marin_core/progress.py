@@ -116,7 +116,8 @@ class Plain(_Display):
         if node.outcome == "running":
             self.said(f"{node.name}: started ({node.reason})")
         elif node.outcome == "succeeded":
-            size = f", {node.num_files} files, {size_text(node.num_bytes)}" if node.num_files else ""
+            files = "1 file" if node.num_files == 1 else f"{node.num_files} files"
+            size = f", {files}, {size_text(node.num_bytes)}" if node.num_files else ""
             self.said(f"{node.name}: done in {seconds_text(node.seconds or 0)}{size}")
         elif node.outcome in ("failed", "refused", "blocked", "unselected"):
             self.said(

@@ -65,7 +65,9 @@ class RunReport:
             UsageError: no step of the run, or more than one, goes by that name.
         """
         wanted = self.graph.handles.get(step, "") if isinstance(step, Step) else step
-        found = [n for n in self.record.nodes if n.address == wanted] or [n for n in self.record.nodes if n.name == wanted]
+        found = [n for n in self.record.nodes if n.address == wanted] or [
+            n for n in self.record.nodes if n.name == wanted
+        ]
         if len(found) != 1:
             raise UsageError(f"{step!r} is {'no step' if not found else 'the name of several steps'} of this run")
         return found[0]

@@ -15,11 +15,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 from marin_core.errors import UsageError
 from marin_core.graph import lower
-from marin_core.progress import Plain, make_display, size_text
+from marin_core.launchers.worker import SCRIPT_MODULE
+from marin_core.progress import Plain, make_display, seconds_text, size_text
 from marin_core.reasons import Options, Planned, restrict
 from marin_core.records import NodeRecord, to_json
 from marin_core.runner import RunReport, StepRunner
@@ -66,21 +67,25 @@ class Flags:
         return Options(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Options)})
 
 
-def main(build: Build, *, epilogue: Callable[[RunReport], str] | None = None) -> NoReturn:
+def main(build: Build, *, epilogue: Callable[[RunReport], str] | None = None) -> None:
     """Runs a script: parses the command line, builds the steps, brings them up to date, and exits.
+
+    Does nothing when the script is only being loaded, to run one body or to be read by the ``marin`` command: a script
+    that calls it without ``if __name__ == "__main__"`` would otherwise start itself again for each of its steps.
 
     Args:
         build: returns handles, in any nesting; its keyword arguments become flags.
         epilogue: closing lines of the script, from the report of a run that succeeded.
 
     Raises:
-        SystemExit: always; 0 done, 1 failed, 2 usage or bad input, 3 refused, 130 and 143 interrupted.
+        SystemExit: 0 done, 1 failed, 2 usage or bad input, 3 refused, 130 and 143 interrupted.
 
     Example:
         >>> if __name__ == "__main__":
         ...     main(build)
     """
-    sys.exit(run_script(build, sys.argv[1:], epilogue=epilogue))
+    if sys._getframe(1).f_globals.get("__name__") != SCRIPT_MODULE:
+        sys.exit(run_script(build, sys.argv[1:], epilogue=epilogue))
 
 
 def run_script(
@@ -170,10 +175,10 @@ def _closing(report: RunReport, epilogue: Callable[[RunReport], str] | None) -> 
             lines.append(epilogue(report))
         count = len(record.nodes)
         seconds = (record.ended_at or record.started_at) - record.started_at
-        if report.executed:
-            lines.append(
-                f"done: {len(report.executed)} of {count} steps executed in {seconds:.1f} s, the others up to date"
-            )
+        executed = len(report.executed)
+        others = ", the others up to date" if executed < count else ""
+        if executed:
+            lines.append(f"done: {executed} of {count} steps executed in {seconds_text(seconds)}{others}")
         else:
             lines.append(f"nothing to do: {count} steps up to date")
     if report.html is not None:
@@ -224,7 +229,8 @@ def plan_lines(planned: Sequence[Planned]) -> list[str]:
 
 
 def _size(planned: Planned) -> str:
-    return f" ({size_text(planned.record.num_bytes)})" if planned.record and planned.decision == "reuse" else ""
+    size = planned.record.num_bytes if planned.record and planned.decision == "reuse" else 0
+    return f" ({size_text(size)})" if size else ""
 
 
 def _say(lines: Sequence[str]) -> None:

@@ -138,7 +138,10 @@ def test_a_stop_straight_after_the_start_is_not_lost(tmp_path: Path) -> None:
     assert {e.returncode for e in ended.exits} == {-signal.SIGTERM}
 
 
-def test_a_rank_that_ignores_the_request_is_killed(tmp_path: Path, mailbox: Mailbox, wait_gone: WaitGone) -> None:
+def test_a_rank_that_ignores_the_request_is_killed_by_its_keeper(
+    tmp_path: Path, mailbox: Mailbox, wait_gone: WaitGone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "SWEEP_S", 1e6)
     path, read = mailbox
     with start(f"trap '' TERM; echo $RANK $$ > {path}; exec sleep 1000", tmp_path, grace_s=0.1) as gang:
         pids = [int(words[1]) for words in read(2)]
@@ -147,21 +150,28 @@ def test_a_rank_that_ignores_the_request_is_killed(tmp_path: Path, mailbox: Mail
     assert all(wait_gone(pid) for pid in pids)
 
 
-def test_a_rank_that_is_suspended_is_killed(tmp_path: Path, mailbox: Mailbox) -> None:
+def test_a_suspended_rank_and_a_suspended_keeper_are_killed(
+    tmp_path: Path, mailbox: Mailbox, wait_gone: WaitGone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "SWEEP_S", 0.1)
     path, read = mailbox
-    with start(f"echo $RANK > {path}; exec sleep 1000", tmp_path, grace_s=0.1) as gang:
-        read(2)
-        for pid in gang.pids:
-            os.kill(pid, signal.SIGSTOP)
+    with start(f"echo $RANK $$ $PPID > {path}; exec sleep 1000", tmp_path, grace_s=0.1) as gang:
+        (_, rank, _), (_, other, keeper) = read(2)
+        os.kill(int(rank), signal.SIGSTOP)
+        os.kill(int(keeper), signal.SIGSTOP)
         assert gang.stop().state == "stopped"
+    assert all(wait_gone(int(pid)) for pid in (rank, other))
 
 
 def test_what_a_rank_leaves_behind_is_ended_with_it(tmp_path: Path, mailbox: Mailbox, wait_gone: WaitGone) -> None:
     path, read = mailbox
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
     # One stays in the group, one moves to a session of its own and ignores all it can.
-    script = f"sleep 1000 & echo $! > {path}; setsid sh -c 'trap \"\" TERM HUP; echo $$ > {path}; exec sleep 1000' & :"
-    with start(script, tmp_path, ranks=1) as gang:
+    escape = f"setsid sh -c 'trap \"\" TERM HUP; echo $$ > {path}; exec sleep 1000'"
+    with start(f"sleep 1000 & echo $! > {path}; {escape} & read line < {gate}", tmp_path, ranks=1) as gang:
         pids = [int(words[0]) for words in read(2)]
+        gate.write_text("go\n")
         assert gang.wait().ok
     assert all(wait_gone(pid) for pid in pids)
 

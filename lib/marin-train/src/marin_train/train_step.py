@@ -100,7 +100,7 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> Train
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.model)
         metrics: dict[str, Any] = {
             "loss": loss.cross_entropy,
-            "grad_norm": optax.global_norm(gradients),
+            "grad_norm": optax.tree.norm(gradients),
             "lr": schedule(state.step),
             "num_tokens": loss.num_tokens,
         }

@@ -60,7 +60,7 @@ def test_the_clip_is_to_the_norm_over_all_leaves_together():
     model, clip_norm = new_model(), RUN.optimizer.clip_norm
     gradients = jax.tree.map(jnp.ones_like, model)
     norm = np.sqrt(TABLE.size)
-    assert float(optax.global_norm(gradients)) == pytest.approx(norm)
+    assert float(optax.tree.norm(gradients)) == pytest.approx(norm)
     optimizer = make_optimizer(RUN, TABLE)
     _, state = optimizer.update(gradients, optimizer.init(model), model)
     for leaf in jax.tree.leaves(optax.tree.get(state, "mu")):

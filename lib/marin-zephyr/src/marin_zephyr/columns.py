@@ -112,8 +112,11 @@ def _of(kind: str, column: Any) -> Aggregate:
 
 
 def _sum(column: pl.Expr) -> pl.Expr:
-    """The sum, null if there is nothing to add. Added row after row: Polars's own ``sum`` cuts a group among its threads,
-    and so rounds floats differently on machines with different numbers of cores."""
+    """The sum, null if there is nothing to add.
+
+    Added row after row: Polars's own ``sum`` cuts a group among its threads, and so rounds floats differently on
+    machines with different numbers of cores.
+    """
     import polars as pl
 
     return pl.when(column.count() > 0).then(column.fill_null(0).cum_sum().last())

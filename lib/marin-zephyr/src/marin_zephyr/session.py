@@ -83,7 +83,7 @@ class Session:
         if workers is not None and workers < 1:
             raise UsageError(f"workers={workers} must be at least 1")
         self._backend_name = backend
-        self._workers = workers or len(os.sched_getaffinity(0))
+        self._workers = workers or _usable_cpus()
         self._progress = progress or LogProgress()
         self._given_dir = None if work_dir is None else Path(work_dir).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -227,6 +227,10 @@ class Session:
             self._backend = make_backend(self._backend_name, workers=self._workers)
             self._finalizer = weakref.finalize(self, self._backend.close)
         return self._backend
+
+
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _totals(reports: list[StageReport]) -> dict[str, int]:

@@ -104,18 +104,18 @@ SCRIPT = textwrap.dedent("""
     from pathlib import Path
     from marin_zephyr import Dataset, Session
 
-    raw, out, work, hold = sys.argv[1:]
+    raw, out, work, hold, backend = sys.argv[1:]
 
     def slow(row):
-        # Holds the shards after the second until the driver of the test lets go.
-        if row["id"] >= 100 and hold:
+        # Holds the shards after the second for as long as a file lies there: the function must not change between runs.
+        if row["id"] >= 100 and (Path(raw).parent / "held").exists():
             Path(hold, f"pid-{os.getpid()}").touch()
             while True:
                 time.sleep(0.05)
         return row
 
-    dataset = Dataset.from_files(raw, on_error="quarantine", shard_bytes=1).map(HOLD).distinct(on="key")
-    with Session(backend="process", workers=2, work_dir=work) as session:
+    dataset = Dataset.from_files(raw, on_error="quarantine", shard_bytes=1).map(slow).distinct(on="key")
+    with Session(backend=backend, workers=2, work_dir=work) as session:
         report = session.run(dataset.map(lambda row: {**row, "main": True}).write_parquet(out))
     print(report.executed)
 """)
@@ -141,11 +141,10 @@ def test_a_killed_driver_takes_its_workers_along_and_a_rerun_equals_a_clean_run(
     script = tmp_path / "script.py"
     hold = tmp_path / "hold"
     hold.mkdir()
-    # The function's identity must not change between the runs, so whether it holds is read from a file.
-    script.write_text(SCRIPT.replace("HOLD", "slow").replace("and hold:", "and (Path(raw).parent / 'held').exists():"))
+    script.write_text(SCRIPT)
     (tmp_path / "held").touch()
     arguments = [sys.executable, str(script), str(raw)]
-    driver = subprocess.Popen([*arguments, str(tmp_path / "out"), str(tmp_path / "work"), str(hold)])
+    driver = subprocess.Popen([*arguments, str(tmp_path / "out"), str(tmp_path / "work"), str(hold), "process"])
     try:
         wait_until(lambda: len(list(hold.glob("pid-*"))) == 2)
         workers = [int(p.name.removeprefix("pid-")) for p in hold.glob("pid-*")]
@@ -156,16 +155,11 @@ def test_a_killed_driver_takes_its_workers_along_and_a_rerun_equals_a_clean_run(
     assert not list((tmp_path / "out").glob("part-*"))
     (tmp_path / "held").unlink()
 
-    def finish(out: str, work: str) -> int:
-        run = subprocess.run(
-            [*arguments, str(tmp_path / out), str(tmp_path / work), str(hold)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return int(run.stdout)
+    def finish(out: str, backend: str) -> int:
+        places = [str(tmp_path / out), str(tmp_path / ("work" if out == "out" else "work2")), str(hold), backend]
+        return int(subprocess.run([*arguments, *places], capture_output=True, text=True, check=True).stdout)
 
-    resumed, clean = finish("out", "work"), finish("clean", "work2")
+    resumed, clean = finish("out", "process"), finish("clean", "inline")
     assert clean == 6 + 1 + 6
     assert 0 < resumed < clean
     assert tree(tmp_path / "out") == tree(tmp_path / "clean")

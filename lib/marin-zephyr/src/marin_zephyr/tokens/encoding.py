@@ -158,10 +158,15 @@ def _lineage(files: Sequence[InputFile], settings: Mapping[str, Any]) -> dict[st
     return {
         "tool": {name: version(name) for name in ("marin-zephyr", "tokenizers")},
         "settings": dict(settings),
-        "inputs": [
-            {"name": file.name, "size": file.path.stat().st_size, "sha256": file_digest(file.path)} for file in files
-        ],
+        "inputs": [_input_record(file) for file in files],
     }
+
+
+def _input_record(file: InputFile) -> dict[str, Any]:
+    try:
+        return {"name": file.name, "size": file.path.stat().st_size, "sha256": file_digest(file.path)}
+    except OSError as error:
+        raise InputError(f"{file.path} cannot be read: {error.strerror or error}") from error
 
 
 def _plan_digest(tokenizer: Tokenizer, lineage: Mapping[str, Any]) -> str:
