@@ -166,8 +166,7 @@ def test_an_interrupted_inline_body_is_cancelled(job: Job) -> None:
     driver = job.start("--launcher", "inline")
     until(lambda: job.count("child") == 1, what="the slow body starts")
     driver.send_signal(signal.SIGINT)
-    driver.communicate(timeout=60)
-    assert driver.returncode == 130
+    assert driver.wait(timeout=60) == 130
     assert job.records("slow") == []
     record = json.loads(next((job.directory / ".marin/runs").glob("*.json")).read_text())
     assert [n["outcome"] for n in record["nodes"]] == ["succeeded", "cancelled", "cancelled"]

@@ -1,5 +1,6 @@
 """The runner: each step once, reused when nothing changed, rebuilt for a reason that it can name."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marin_core import MissingOutputError, StepFailedError, StepRunner, adopt, lower, resolve, run
+from marin_core import MissingOutputError, StepFailedError, StepRunner, adopt, leases, lower, resolve, run
 from marin_core.errors import PrefixError, UsageError
 from marin_core.reasons import Options
 
@@ -312,3 +313,29 @@ def test_the_run_record_has_every_node_with_reason(flow: ModuleType, prefix: str
         "log_every": 1,
     }
     assert data["environment"]["num_cpus"] >= 1
+
+
+def test_a_runner_that_was_overtaken_kills_its_body_and_commits_nothing(
+    module: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = module("""
+        import time
+        from marin_core import step
+
+        @step
+        def slow() -> int:
+            time.sleep(600)
+            return 1
+    """)
+    monkeypatch.setattr(leases, "BEAT", 0.05)
+    real = leases.update
+
+    def update_then_lose(store: Any, address: str, lease: Any, *, body: Any) -> None:
+        real(store, address, lease, body=body)
+        leases._write(store, address, dataclasses.replace(lease, nonce="other", epoch=2, run_id="other"))
+
+    monkeypatch.setattr(leases, "update", update_then_lose)
+    report = run(slow.slow(), prefix=prefix)
+    assert report.exit_code == 3
+    assert report.node("slow").failure.type == "LeaseLostError"
+    assert not (Path(prefix) / report.node("slow").address / "step.json").exists()

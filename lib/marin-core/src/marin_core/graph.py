@@ -60,6 +60,21 @@ class Graph:
         """Pairs (upstream address, dependant's address)."""
         return tuple((up, node.address) for node in self.nodes.values() for up in node.upstream)
 
+    def dependants(self) -> dict[str, list[str]]:
+        """Address -> addresses of the steps that take it as an argument."""
+        found: dict[str, list[str]] = {address: [] for address in self.nodes}
+        for up, down in self.edges:
+            found[up].append(down)
+        return found
+
+    def priorities(self) -> dict[str, tuple[int, int]]:
+        """Sort key of each node, least starts first: by the longest path to a target, then in the script's order."""
+        heights: dict[str, int] = {}
+        dependants = self.dependants()
+        for address in reversed(self.addresses):
+            heights[address] = 1 + max((heights[d] for d in dependants[address]), default=0)
+        return {address: (-heights[address], order) for order, address in enumerate(self.nodes)}
+
     def __len__(self) -> int:
         return len(self.nodes)
 

@@ -12,17 +12,21 @@ compared.
 
 import functools
 import json
+import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from marin_core.errors import LeaseLostError
+from marin_core.errors import LeaseLostError, MarinCoreError
 from marin_core.store import Store
+
+log = logging.getLogger(__name__)
 
 BEAT = 10.0
 """Seconds between a holder's beats."""
@@ -154,6 +158,36 @@ def renew(store: Store, address: str, lease: Lease) -> None:
     """Advances the beat. Raises `LeaseLostError` if the lease is no longer ours."""
     with fenced(store, address, lease) as current:
         _write(store, address, replace(current, beat=current.beat + 1))
+
+
+@contextmanager
+def kept(
+    store: Store, held: Callable[[], list[tuple[str, Lease]]], *, lost: Callable[[str, LeaseLostError], None]
+) -> Generator[None]:
+    """Renews leases from a thread as long as the context lasts; a write that fails is tried again at the next beat.
+
+    Args:
+        store: the prefix.
+        held: address and lease of each step that is held now; called at every beat.
+        lost: told of a lease that another runner has taken over.
+    """
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT):
+            for address, lease in held():
+                try:
+                    renew(store, address, lease)
+                except LeaseLostError as e:
+                    lost(address, e)
+                except MarinCoreError as e:
+                    log.warning("lease of %s not renewed: %s", address, e)
+
+    threading.Thread(target=beat, daemon=True, name="marin-leases").start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def release(store: Store, address: str, lease: Lease) -> None:

@@ -43,7 +43,7 @@ _POLL_EVERY = 1.0
 
 
 class Loop:
-    """The state of one run. Every method but `_beat` and the callbacks belongs to the thread that calls `run`.
+    """The state of one run. Every method but the last few belongs to the thread that calls `run`.
 
     Args:
         graph: what to bring up to date, already restricted to what is wanted.
@@ -78,10 +78,8 @@ class Loop:
         self.found: dict[str, Any] = {}
         self.outputs: dict[str, str | None] = {}
         self.unfinished = {a: set(n.upstream) for a, n in graph.nodes.items()}
-        self.dependants: dict[str, list[str]] = {a: [] for a in graph.nodes}
-        for up, down in graph.edges:
-            self.dependants[up].append(down)
-        self.priority = _priorities(graph, self.dependants)
+        self.dependants = graph.dependants()
+        self.priority = graph.priorities()
         # Where nodes are: to be decided, waiting for cores, waiting for another runner, running (by job name).
         self.open: deque[str] = deque(a for a in graph.nodes if not self.unfinished[a])
         self.ready: list[tuple[tuple[int, int], str]] = []
@@ -93,7 +91,6 @@ class Loop:
         self.leases = leases.Observer()
         self.history = reasons.History(store)
         self.examiners = ThreadPoolExecutor(2, thread_name_prefix="marin-examine")
-        self.over = threading.Event()
 
     def run(self) -> RunRecord:
         """Runs to the end and returns the record.
@@ -108,7 +105,7 @@ class Loop:
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
-        with self._signals_as_events(), self._heartbeat():
+        with self._signals_as_events(), leases.kept(self.store, self._held, lost=self._note_loss):
             try:
                 self._loop()
             except BaseException:
@@ -343,18 +340,19 @@ class Loop:
     def _stop(self, why: Literal["failed", "refused", "cancelled"] | None) -> None:
         """Ends every body that still runs; at the end of an orderly run there is none."""
         self.stopping = why
-        self.over.set()
         stoppers = [threading.Thread(target=self.launcher.cancel, args=(name,)) for name in self.running]
         for stopper in stoppers:
             stopper.start()
         for stopper in stoppers:
             stopper.join()
         self.examiners.shutdown(wait=False, cancel_futures=True)
+        now, reason = time.time(), "the run was interrupted"
         for attempt in list(self.running.values()):
-            attempts.close(self.store, attempt, state="cancelled")
-            self.ledger.set(
-                attempt.address, outcome="cancelled", reason="the run was interrupted", ended_at=time.time()
-            )
+            try:
+                attempts.close(self.store, attempt, state="cancelled")
+                self.ledger.set(attempt.address, outcome="cancelled", reason=reason, ended_at=now)
+            except MarinCoreError as e:
+                log.warning("end of %s not written: %s", attempt.job.name, e)
         self.running.clear()
 
     def _close_quietly(self) -> None:
@@ -364,27 +362,15 @@ class Loop:
         except MarinCoreError as e:
             log.warning("run record not written: %s", e)
 
-    # Beside the loop
+    # Beside the loop: these are called from other threads, or from a signal
 
-    @contextmanager
-    def _heartbeat(self) -> Generator[None]:
-        beat = threading.Thread(target=self._beat, daemon=True)
-        beat.start()
-        try:
-            yield
-        finally:
-            self.over.set()
+    def _held(self) -> list[tuple[str, leases.Lease]]:
+        return [(attempt.address, attempt.lease) for attempt in list(self.running.values())]
 
-    def _beat(self) -> None:
-        """Renews the leases of running bodies; a write that fails otherwise is tried again at the next beat."""
-        while not self.over.wait(leases.BEAT):
-            for name, attempt in list(self.running.items()):
-                try:
-                    leases.renew(self.store, attempt.address, attempt.lease)
-                except LeaseLostError as e:
-                    self.events.put(("lost", name, e))
-                except MarinCoreError as e:
-                    log.warning("lease of %s not renewed: %s", attempt.address, e)
+    def _note_loss(self, address: str, error: LeaseLostError) -> None:
+        for name, attempt in list(self.running.items()):
+            if attempt.address == address:
+                self.events.put(("lost", name, error))
 
     @contextmanager
     def _signals_as_events(self) -> Generator[None]:
@@ -405,11 +391,3 @@ class Loop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _priorities(graph: Graph, dependants: dict[str, list[str]]) -> dict[str, tuple[int, int]]:
-    """What starts first: the longest path to a target, then the order of the script."""
-    heights: dict[str, int] = {}
-    for address in reversed(graph.addresses):
-        heights[address] = 1 + max((heights[d] for d in dependants[address]), default=0)
-    return {address: (-heights[address], order) for order, address in enumerate(graph.nodes)}

@@ -73,7 +73,7 @@ def _execute(command: list[str], keeper: int) -> NoReturn:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != keeper:  # it died before the line above could bind the two
             os._exit(1)
-        for number in (*FOR_THE_COMMAND, signal.SIGPIPE):
+        for number in (*FOR_THE_COMMAND, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_THE_COMMAND)
         os.execvp(command[0], command)  # noqa: S606 - no shell is the point

@@ -23,9 +23,10 @@ def dumps(value: Any) -> bytes:
     """
     import cloudpickle
 
-    registered = [m for m in list(sys.modules.values()) if isinstance(m, ModuleType) and _must_travel(m)]
+    # One module may stand under two names, as a main script does in multiprocessing's children.
+    modules = {id(m): m for m in list(sys.modules.values()) if isinstance(m, ModuleType) and _must_travel(m)}
     with contextlib.ExitStack() as stack:
-        for module in registered:
+        for module in modules.values():
             cloudpickle.register_pickle_by_value(module)
             stack.callback(cloudpickle.unregister_pickle_by_value, module)
         try:
