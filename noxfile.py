@@ -18,7 +18,7 @@ nox.options.sessions = ["lint", "typecheck", "layering", "wheel", "tests"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("core", "zephyr", "rigging", "train", "delphi")
-EXTRAS = ("hf",)
+EXTRAS = {"zephyr": "[hf]"}
 
 
 def export(session: nox.Session, *options: str) -> str:
@@ -38,8 +38,8 @@ def locked(session: nox.Session) -> list[str]:
 
 
 def members(*packages: str) -> list[str]:
-    """Editable installs of the named wheels from this tree."""
-    return [part for p in packages for part in ("-e", f"lib/marin-{p}")]
+    """Editable installs of the named wheels from this tree, with their extras."""
+    return [part for p in packages for part in ("-e", f"lib/marin-{p}{EXTRAS.get(p, '')}")]
 
 
 def pytest(session: nox.Session, *arguments: str, cwd: Path = ROOT) -> None:

@@ -5,7 +5,6 @@ Heavy imports stay inside the bodies, so that stating and planning an experiment
 """
 
 import dataclasses
-import itertools
 import json
 import os
 import shutil
@@ -184,32 +183,17 @@ def sample(
 @step()
 def download(out: Out, *, dataset: str, revision: str | None, split: str, num_documents: int) -> int:
     """The first documents of a dataset on the Hugging Face hub, at a pinned revision, as jsonl."""
-    from marin_zephyr.errors import MissingExtraError, ZephyrError
+    from marin_zephyr.hub import fetch_rows
 
-    try:
-        import datasets
-    except ImportError:
-        raise MissingExtraError("a dataset from the hub needs an extra: add `--extra hf` after `uv run`") from None
-    try:
-        rows = datasets.load_dataset(dataset, revision=revision, split=split, streaming=True)
-        return _write_jsonl(out.local() / "documents.jsonl", itertools.islice(rows, num_documents))
-    except (OSError, ValueError) as error:
-        raise ZephyrError(f"{dataset} at {revision} cannot be loaded ({error}); is the hub reachable?") from error
+    return fetch_rows(
+        dataset, out.local() / "documents.jsonl", revision=revision, split=split, num_rows=num_documents
+    )
 
 
 def _counts(report: Any) -> dict[str, Any]:
     """A report's numbers. Where the output lies and how fast it came are no part of a result that must repeat."""
     passing = ("out_dir", "file", "seconds", "tokens_per_s", "num_parts_reused")
     return {name: value for name, value in dataclasses.asdict(report).items() if name not in passing}
-
-
-def _write_jsonl(path: Path, rows: Iterator[dict[str, Any]]) -> int:
-    count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps({"text": row["text"]}, ensure_ascii=False) + "\n")
-            count += 1
-    return count
 
 
 def _texts(directory: Path) -> Iterator[bytes]:

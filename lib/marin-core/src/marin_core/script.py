@@ -75,7 +75,7 @@ def main(build: Build, *, epilogue: Callable[[RunReport], str] | None = None) ->
 
     Args:
         build: returns handles, in any nesting; its keyword arguments become flags.
-        epilogue: closing lines of the script, from the report of a run that succeeded.
+        epilogue: closing lines of the script, from the report of a run of the whole graph that succeeded.
 
     Raises:
         SystemExit: 0 done, 1 failed, 2 usage or bad input, 3 refused, 130 and 143 interrupted.
@@ -153,7 +153,9 @@ def _run(handles: Any, flags: Flags, epilogue: Callable[[RunReport], str] | None
     if flags.json:
         print(to_json(report.record), end="")  # noqa: T201
         return report.exit_code
-    _say(_closing(report, epilogue))
+    # A part of the graph is no run of the script: its closing lines may speak of steps that are not there.
+    partial = flags.only or flags.until
+    _say(_closing(report, None if partial else epilogue))
     return report.exit_code
 
 

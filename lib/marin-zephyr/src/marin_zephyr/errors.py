@@ -4,6 +4,9 @@
 
     ZephyrError                     exit 1
     ├── UsageError                  exit 2   a wrong argument or plan
+    │   ├── MissingExtraError                an extra of the wheel is not installed: the install line
+    │   └── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    ├── TokenStoreError             exit 2   a token store that is absent, damaged or of other inputs
     ├── InputError                  exit 2   inputs that are missing, empty or of no known format
     │   ├── BadRecordError                   one record cannot be read: file, line, byte offset, reason
     │   └── TruncatedFileError               a compressed file ends before its end
@@ -30,6 +33,20 @@ class ZephyrError(Exception):
 
 class UsageError(ZephyrError):
     """An argument or a plan that cannot work."""
+
+    exit_code = 2
+
+
+class MissingExtraError(UsageError):
+    """An extra of the wheel is not installed. The message holds the exact install line."""
+
+
+class TokenizerError(UsageError):
+    """A tokenizer that does not exist, cannot be read, or lacks the special token that is asked of it."""
+
+
+class TokenStoreError(ZephyrError):
+    """A directory that is no token store, or whose files are not those that its manifest describes."""
 
     exit_code = 2
 

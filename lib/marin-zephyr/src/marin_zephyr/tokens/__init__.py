@@ -5,10 +5,11 @@
 - `TokenStore`: reads one.
 """
 
+from marin_zephyr.errors import TokenizerError, TokenStoreError
 from marin_zephyr.tokens.encoding import TokenizeReport, tokenize
-from marin_zephyr.tokens.manifest import Manifest, TokenStoreError
+from marin_zephyr.tokens.manifest import Manifest
 from marin_zephyr.tokens.store import Damage, Location, TokenStore
-from marin_zephyr.tokens.tokenizer import Tokenizer, TokenizerError, byte_tokenizer, load_tokenizer
+from marin_zephyr.tokens.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 from marin_zephyr.tokens.training import TrainingReport, train_tokenizer
 
 __all__ = [

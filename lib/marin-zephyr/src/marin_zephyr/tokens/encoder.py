@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from marin_zephyr.errors import TokenizerError
 from marin_zephyr.tokens.cutting import cut
 from marin_zephyr.tokens.documents import Document
-from marin_zephyr.tokens.tokenizer import Tokenizer, TokenizerError
+from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marin_zephyr.errors import ZephyrError
+from marin_zephyr.errors import TokenStoreError
 from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE
 
 SCHEMA_VERSION = 1
 MANIFEST_FILE = "manifest.json"
-
-
-class TokenStoreError(ZephyrError):
-    """A directory that is no token store, or whose files are not those that its manifest describes."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marin_zephyr.errors import TokenStoreError
 from marin_zephyr.tokens.durability import replace_file, writing
-from marin_zephyr.tokens.manifest import FileRecord, PartRecord, TokenStoreError
+from marin_zephyr.tokens.manifest import FileRecord, PartRecord
 
 if TYPE_CHECKING:
     import numpy as np

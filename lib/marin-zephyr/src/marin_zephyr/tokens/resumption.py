@@ -17,10 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from marin_zephyr.errors import OutputError
+from marin_zephyr.errors import OutputError, TokenStoreError
 from marin_zephyr.tokens.durability import file_digest, replace_file, sync_directory, writing
 from marin_zephyr.tokens.encoder import EncodedDocument
-from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest, PartRecord, TokenStoreError
+from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest, PartRecord
 from marin_zephyr.tokens.parts import PartWriter, part_name
 from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE, Tokenizer
 

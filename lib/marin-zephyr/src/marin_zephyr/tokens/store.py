@@ -17,8 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from marin_zephyr.errors import TokenStoreError
 from marin_zephyr.tokens.durability import file_digest
-from marin_zephyr.tokens.manifest import Manifest, TokenStoreError
+from marin_zephyr.tokens.manifest import Manifest
 from marin_zephyr.tokens.parts import BLOCK_BYTES, NUMPY_DTYPES, Part
 from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marin_zephyr.errors import UsageError
+from marin_zephyr.errors import TokenizerError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,10 +33,6 @@ TOKENIZER_FILE = "tokenizer.json"
 # Tried in this order where no tokenizer_config.json says which special token ends or begins a sequence.
 _USUAL_EOS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _USUAL_BOS = ("<|begin_of_text|>", "<s>", "<bos>")
-
-
-class TokenizerError(UsageError):
-    """A tokenizer that does not exist, cannot be read, or lacks the special token that is asked of it."""
 
 
 @dataclass(frozen=True)
