@@ -6,19 +6,25 @@ Heavy imports stay inside the bodies, so that stating and planning an experiment
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from marin_core import Input, Out, Work, step
+from marin_core import Input, Out, Resources, Work, step
 from marin_train import Component, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 
+# A running step shows the last line of its log: the wheels' own progress, and not that of the libraries below them.
+for wheel in ("marin_zephyr", "marin_train"):
+    logging.getLogger(wheel).setLevel(logging.INFO)
+
 WORKERS = os.cpu_count() or 1
+ALL_CORES = Resources(cpus=WORKERS)
 
 
-@step()
+@step(resources=ALL_CORES)
 def normalize(
     out: Out,
     work: Work,
@@ -41,7 +47,7 @@ def normalize(
     )  # fmt: skip
 
 
-@step()
+@step(resources=ALL_CORES)
 def exact_dedup(out: Out, work: Work, documents: Input) -> dict[str, Any]:
     """Of documents with equal text, the first."""
     from marin_zephyr import text
@@ -49,7 +55,7 @@ def exact_dedup(out: Out, work: Work, documents: Input) -> dict[str, Any]:
     return _counts(text.exact_dedup(documents.local(), out.local(), workers=WORKERS, work_dir=work.local()))
 
 
-@step()
+@step(resources=ALL_CORES)
 def fuzzy_dedup(out: Out, work: Work, documents: Input, *, threshold: float = 0.8) -> dict[str, Any]:
     """Of documents that share most of their n-grams, one."""
     from marin_zephyr import text
@@ -59,7 +65,7 @@ def fuzzy_dedup(out: Out, work: Work, documents: Input, *, threshold: float = 0.
     )
 
 
-@step()
+@step(resources=ALL_CORES)
 def split(
     out: Out, work: Work, documents: Input, *, validation_fraction: float = 0.02, seed: int = 0
 ) -> dict[str, Any]:
@@ -74,7 +80,7 @@ def split(
     )  # fmt: skip
 
 
-@step()
+@step(resources=ALL_CORES)
 def train_tokenizer(out: Out, documents: Input, *, vocab_size: int) -> dict[str, Any]:
     """A byte-level BPE tokenizer, trained on the training documents alone."""
     from marin_zephyr import tokens
@@ -84,7 +90,7 @@ def train_tokenizer(out: Out, documents: Input, *, vocab_size: int) -> dict[str,
     )
 
 
-@step()
+@step(resources=ALL_CORES)
 def tokenize(out: Out, documents: Input, tokenizer: Input, *, part: str) -> dict[str, Any]:
     """A token store of one side of the split."""
     from marin_zephyr import tokens
@@ -96,7 +102,7 @@ def tokenize(out: Out, documents: Input, tokenizer: Input, *, part: str) -> dict
     )
 
 
-@step(retries=0)
+@step(resources=ALL_CORES)
 def train(
     out: Out,
     work: Work,
@@ -185,9 +191,7 @@ def download(out: Out, *, dataset: str, revision: str | None, split: str, num_do
     """The first documents of a dataset on the Hugging Face hub, at a pinned revision, as jsonl."""
     from marin_zephyr.hub import fetch_rows
 
-    return fetch_rows(
-        dataset, out.local() / "documents.jsonl", revision=revision, split=split, num_rows=num_documents
-    )
+    return fetch_rows(dataset, out.local() / "documents.jsonl", revision=revision, split=split, num_rows=num_documents)
 
 
 def _counts(report: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import random
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +34,8 @@ def start(*flags: str, prefix: Path) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "COLUMNS": "120"},
+        env={name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        | {"JAX_PLATFORMS": "cpu", "COLUMNS": "120"},
     )
 
 
@@ -43,20 +46,20 @@ def finish(*flags: str, prefix: Path) -> tuple[int, str]:
     return process.returncode, said
 
 
-def kill_at(marker: str, *flags: str, prefix: Path) -> str:
-    """Starts it, and kills its whole process group by SIGKILL once a line holds ``marker``; returns what it said."""
+def kill_when(condition: Callable[[], bool], *flags: str, prefix: Path) -> None:
+    """Starts it, and kills its whole process group by SIGKILL as soon as ``condition`` holds of what lies on disk."""
     process = start(*flags, prefix=prefix)
-    said = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        said.append(line)
-        if marker in line:
-            os.killpg(process.pid, signal.SIGKILL)
-            break
-    process.wait()
-    rest = process.stdout.read()
-    assert process.returncode == -signal.SIGKILL, "".join(said) + rest
-    return "".join(said)
+    while not condition():
+        assert process.poll() is None, f"it ended before it could be killed:\n{process.communicate()[0]}"
+        time.sleep(0.01)  # how often to look; what is waited for is the condition
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def lines_of(prefix: Path, pattern: str) -> int:
+    """Lines of the files that match, all together."""
+    return sum(len(path.read_bytes().splitlines()) for path in prefix.glob(pattern))
 
 
 def run_records(prefix: Path) -> list[dict]:

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
-import marin_train
 import numpy as np
 import pytest
+
+import marin_train
 from marin_train.data.store import TokenStore as Reader
 from marin_zephyr import TokenStore as Writer
 from marin_zephyr.tokens import tokenize

@@ -4,6 +4,7 @@ Both are observers of the runner. Each running step shows the last line of its l
 training loop's loss, a bar that rewrites its line) is its progress, and core needs to know nothing about it.
 """
 
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _PLAIN_EVERY = 10.0
 _LIVE_PER_SECOND = 5
 _MOST_ROWS = 24
+_BAR_WIDTH = 20
+_COUNTS = re.compile(r"\b(\d[\d,]*)(?:/| of )(\d[\d,]*)\b")
 _MARKS = {
     "succeeded": ("✓", "green"),
     "reused": ("·", "dim"),
@@ -54,6 +57,18 @@ def size_text(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     raise AssertionError
+
+
+def bar_text(line: str) -> str:
+    """A log line that counts (``step 30/120``, ``7 of 14 parts``), with a bar before it; any other as it is."""
+    match = _COUNTS.search(line)
+    if match is None:
+        return line
+    done, total = (int(n.replace(",", "")) for n in match.groups())
+    if not 0 <= done <= total or total == 0:
+        return line
+    filled = _BAR_WIDTH * done // total
+    return f"{'━' * filled}{'╌' * (_BAR_WIDTH - filled)} {line}"
 
 
 class _Display:
@@ -197,11 +212,14 @@ class Live(_Display):
             table.add_row(Text(mark, style), Text(node.name), *(Text(t, "dim") for t in self._cells(node)))
         if hidden:
             table.add_row("", Text(f"… and {hidden} more steps", "dim"), "", "", "")
+        settled = sum(n.outcome not in ("pending", "running") for n in nodes)
+        table.add_row("", "", "", "", Text(bar_text(f"{settled}/{len(nodes)} steps"), "bold"))
         return table
 
     def _cells(self, node: NodeRecord) -> tuple[str, str, str]:
         if node.outcome == "running":
-            return seconds_text(time.time() - (node.started_at or time.time())), "", self.last_line(node).strip()
+            elapsed = seconds_text(time.time() - (node.started_at or time.time()))
+            return elapsed, "", bar_text(self.last_line(node).strip())
         time_shown = seconds_text(node.seconds) if node.seconds is not None else ""
         size = size_text(node.num_bytes) if node.num_bytes else ""
         state = {"succeeded": "", "pending": "waiting", "failed": "failed"}.get(node.outcome, node.reason)

@@ -75,7 +75,7 @@ class ScheduleConfig:
     final_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.warmup and 0 <= self.decay and self.warmup + self.decay <= 1):
+        if not (self.warmup >= 0 and self.decay >= 0 and self.warmup + self.decay <= 1):
             raise ConfigError(
                 f"ScheduleConfig.warmup={self.warmup} and decay={self.decay} are fractions whose sum is at most 1"
             )

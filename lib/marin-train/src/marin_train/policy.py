@@ -31,7 +31,7 @@ SECONDS = 5.0
 REPETITIONS = 3
 """Timed runs a candidate."""
 
-PROBE_TOKENS = 4096
+PROBE_TOKENS = 2048
 """Tokens in a probe at most: enough to fill the machine."""
 
 
@@ -93,7 +93,7 @@ def choose(config: "TrainConfig") -> Policy:
     """The policy that `config` names, or, for ``auto``, the one measured fastest on this machine.
 
     Two measurements, each of a few repetitions at the run's own shapes: first a feed-forward product and its
-    derivatives, which settles the operands; then forward and backward through up to four layers, which settles the
+    derivatives, which settles the operands; then forward and backward through two layers, which settles the
     rest. Candidates are tried in order of promise until `SECONDS` are spent; one that this backend cannot compile or
     run is no candidate.
 
@@ -109,9 +109,9 @@ def choose(config: "TrainConfig") -> Policy:
     ).operands
     candidates = [
         Policy(operands=operands, attention="blocked", remat=True, scan=True),
-        Policy(operands=operands, attention="blocked", remat=False, scan=True),
         Policy(operands=operands, attention="blocked", remat=False, scan=False),
-        Policy(operands=operands, attention="reference", remat=False, scan=True),
+        Policy(operands=operands, attention="reference", remat=False, scan=False),
+        Policy(operands=operands, attention="blocked", remat=False, scan=True),
     ]
     return _fastest({policy: partial(_layers_probe, config, policy=policy) for policy in candidates}, deadline=deadline)
 
@@ -164,12 +164,12 @@ def _layers_probe(config: "TrainConfig", *, policy: Policy) -> Callable[[], obje
     import jax.numpy as jnp
 
     from marin_train import models
-    from marin_train.parameters import init_model
+    from marin_train.parameters import build
 
-    shape = dataclasses.replace(config.model, num_layers=min(4, config.model.num_layers), vocab_size=256)
+    shape = dataclasses.replace(config.model, num_layers=min(2, config.model.num_layers), vocab_size=256)
     family = models.family(shape)
-    model = init_model(family.Model, family.parameter_table(shape), seed=0)
-    seq_len = config.data.seq_len
+    leaves = {p.path: jnp.full(p.shape, 0.02) for p in family.parameter_table(shape)}
+    model, seq_len = build(family.Model, leaves), config.data.seq_len
     tokens = jnp.zeros((max(1, min(config.batch_size, PROBE_TOKENS // seq_len)), seq_len), jnp.int32)
 
     def cost(model: Any) -> jax.Array:

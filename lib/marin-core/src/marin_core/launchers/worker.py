@@ -12,6 +12,7 @@ process was killed or left by ``os._exit``.
 
 import errno
 import json
+import logging
 import os
 import pickle
 import signal
@@ -178,6 +179,8 @@ def main() -> int:
     sys.argv = [request["script"] or request["module"]]
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    # The log's last line is what a run shows of this step; which loggers speak at INFO is the step's own choice.
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
     return execute(request_path)
 
 
