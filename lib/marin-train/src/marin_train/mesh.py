@@ -5,7 +5,6 @@ that another way to spread a model over machines is another rule and no change t
 over the ``data`` axis and every parameter is whole on every device.
 """
 
-import math
 from collections.abc import Iterable
 
 import jax
@@ -43,7 +42,7 @@ def check_batch_size(mesh: Mesh, batch_size: int) -> None:
     Raises:
         ConfigError: naming the batch size and the number of shares.
     """
-    num_shares = math.prod(mesh.shape[axis] for axis in (RULES["batch"],))
+    num_shares = mesh.shape[RULES["batch"]]
     if batch_size % num_shares:
         raise ConfigError(
             f"TrainConfig.batch_size={batch_size} must be a multiple of the mesh's {num_shares} data shares"

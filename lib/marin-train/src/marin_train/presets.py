@@ -4,7 +4,11 @@ from marin_train.configs import ModelConfig
 
 
 def llama_nano(vocab_size: int = 8192) -> ModelConfig:
-    """A model that learns from a few million tokens in minutes on a laptop."""
+    """A model that learns from about a million tokens in minutes on a laptop; train it on sequences of 256, 8 a step.
+
+    At an equal time on two cores, such short sequences reach a lower loss than ones of 512 or batches of 4, and a
+    separate head a lower one than a head tied to the embeddings.
+    """
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_dim=256,
