@@ -20,6 +20,10 @@ from marin_train import Component, DataConfig, ModelConfig, OptimizerConfig, Tra
 for wheel in ("marin_zephyr", "marin_train"):
     logging.getLogger(wheel).setLevel(logging.INFO)
 
+# Steps inherit it: large buffers on huge pages, which saves a sixth of a training step's time on Linux (XLA on the CPU
+# asks for fresh memory at every step). It changes where memory lies, and no result.
+os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+
 WORKERS = os.cpu_count() or 1
 ALL_CORES = Resources(cpus=WORKERS)
 

@@ -29,13 +29,14 @@ from marin_core.errors import (
 )
 
 if TYPE_CHECKING:
+    from marin_core.adoption import adopt
     from marin_core.graph import Graph, lower
     from marin_core.handles import Input, Out, Work
     from marin_core.launchers import Launcher
     from marin_core.runner import RunReport, StepRunner, resolve, run
     from marin_core.script import main
     from marin_core.steps import Resources, Step, step
-    from marin_core.sweeps import adopt, sweep
+    from marin_core.sweeps import sweep
 
 __all__ = [
     "AddressCollisionError",
@@ -82,7 +83,7 @@ _LAZY = {
     "Resources": "steps",
     "Step": "steps",
     "step": "steps",
-    "adopt": "sweeps",
+    "adopt": "adoption",
     "sweep": "sweeps",
 }
 

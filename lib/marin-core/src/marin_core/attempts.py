@@ -24,16 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import leases
-from marin_core.errors import PrefixError, UsageError
+from marin_core.errors import UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
 from marin_core.launchers import Job, JobStatus
+from marin_core.launchers.worker import SCRIPT_MODULE, Request
 from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, to_json
 from marin_core.steps import Step, replace_steps
-from marin_core.store import Store, manifest
+from marin_core.store import Store, manifest, sync_directory
 
 _TAIL_LINES = 20
+_SCRIPT_NAMES = (b"__main__", SCRIPT_MODULE.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,17 +151,17 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any]) -> by
             passed[name] = Work(store.child(node.work_key), epoch=attempt.lease.epoch)
             passed[name].claim()
     function = node.step.function
-    main = sys.modules.get("__main__")
-    is_script = function.__module__ in ("__main__", "__mp_main__")
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         packed = pickle.dumps(passed)
     except (pickle.PicklingError, AttributeError, TypeError) as e:
         raise UsageError(f"step {node.name}: its arguments cannot be sent to another process: {e}") from e
-    is_script = is_script or b"__main__" in packed or b"__mp_main__" in packed
-    request = {
+    # A class of the script among the arguments makes it necessary too; a mere text with that word does no harm.
+    needs_script = any(name in packed or name.decode() == function.__module__ for name in _SCRIPT_NAMES)
+    request: Request = {
         "module": function.__module__,
         "function": function.__qualname__,
-        "script": os.path.abspath(getattr(main, "__file__", None) or "") if is_script else None,  # noqa: PTH100
+        "script": os.path.abspath(main) if main and needs_script else None,  # noqa: PTH100
         "arguments": packed,
         "sys_path": tuple(p or str(Path.cwd()) for p in sys.path),
         "result": str(attempt.directory / "result.json"),
@@ -178,20 +180,28 @@ def arguments_for(step: Step, *, committed: Callable[[Step], str], value: Callab
 
 
 def examine(attempt: Attempt, status: JobStatus) -> Ended:
-    """What a body that has ended left behind; hashes its output. Slow for large outputs, so not for the event loop."""
-    result = attempt.directory / "result.json"
+    """What a body that has ended left behind; hashes its output. Slow for large outputs, so not for the event loop,
+    which waits for the answer: whatever goes wrong here is a failure of the attempt and never an exception."""
     try:
-        data = json.loads(result.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return Ended(failure=_crash(attempt, status))
-    if not data["ok"]:
-        return Ended(failure=Failure(**data["failure"]))
-    if status.exit_code != 0:
-        return Ended(failure=_crash(attempt, status))
-    try:
-        return Ended(value=data["value"], files=manifest(attempt.directory / "out"))
-    except (OSError, PrefixError) as e:
+        try:
+            data = json.loads((attempt.directory / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return Ended(failure=_crash(attempt, status))
+        if not data["ok"]:
+            return Ended(failure=Failure(**data["failure"]))
+        if status.exit_code != 0:
+            return Ended(failure=_crash(attempt, status))
+        return Ended(value=data["value"], files=_kept_files(attempt))
+    except Exception as e:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
+
+
+def _kept_files(attempt: Attempt) -> tuple[FileEntry, ...]:
+    """The manifest of the output, all of which is on disk when this returns."""
+    files = manifest(attempt.directory / "out")
+    for directory in (attempt.directory, attempt.directory.parent) if files else ():
+        sync_directory(directory)
+    return files
 
 
 def _crash(attempt: Attempt, status: JobStatus) -> Failure:
@@ -201,7 +211,7 @@ def _crash(attempt: Attempt, status: JobStatus) -> Failure:
     elif code in (-signal.SIGKILL, 128 + signal.SIGKILL):
         message = "the body was killed by SIGKILL; if nobody did, the machine ran out of memory"
     elif code < 0:
-        message = f"the body was killed by {signal.Signals(-code).name}"
+        message = f"the body was killed by {signal.strsignal(-code) or f'signal {-code}'}"
     else:
         message = f"the body's process ended with exit code {code} and left no result"
     return Failure(type="Crash", message=message, traceback=tail(attempt.log, _TAIL_LINES))

@@ -11,14 +11,15 @@ need no script: they know the prefix alone.
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from marin_core.errors import CorruptRecordError, MarinCoreError, MissingOutputError, UsageError
+from marin_core.errors import CorruptRecordError, MissingOutputError, UsageError
+from marin_core.exits import guarded
+from marin_core.quantities import format_bytes, format_seconds
 from marin_core.records import RunRecord, StepRecord, from_json
 from marin_core.store import Store, default_prefix
 
@@ -28,17 +29,14 @@ SCRIPT_COMMANDS = ("run", "plan", "explain", "graph")
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
+
+    def command() -> int:
         if arguments and arguments[0] in SCRIPT_COMMANDS:
             return _script_command(*arguments)
         parsed = _parser().parse_args(arguments)
         return parsed.command(parsed)
-    except MarinCoreError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return e.exit_code
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+
+    return guarded(command)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,28 +163,26 @@ def _explained(planned: Any, node: Any) -> dict[str, Any]:
 def status(parsed: argparse.Namespace) -> int:
     """Newest runs and all committed steps."""
     store = Store(parsed.prefix)
-    runs = [r for r in _runs(store) if isinstance(r, RunRecord)]
-    steps = list(_steps(store))
+    runs, steps, corrupt = _runs(store), [], []
+    for _, found in _steps(store):
+        (steps if isinstance(found, StepRecord) else corrupt).append(found)
     if parsed.json:
-        found = [{k: v for k, v in dataclasses.asdict(r).items() if k != "nodes"} for r in runs]
-        good = [s for s in steps if isinstance(s, StepRecord)]
+        shown = [{k: v for k, v in dataclasses.asdict(r).items() if k != "nodes"} for r in runs]
         entries = [
-            {"address": s.address, "seconds": s.seconds, "num_bytes": s.num_bytes, "value": s.value} for s in good
+            {"address": s.address, "seconds": s.seconds, "num_bytes": s.num_bytes, "value": s.value} for s in steps
         ]
-        corrupt = [str(s) for s in steps if isinstance(s, CorruptRecordError)]
-        print(json.dumps({"runs": found, "steps": entries, "corrupt": corrupt}, indent=2))
+        print(json.dumps({"runs": shown, "steps": entries, "corrupt": list(map(str, corrupt))}, indent=2))
         return 0
-    from marin_core.progress import seconds_text, size_text
-
     for r in runs[-10:]:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r.started_at))
-        took = seconds_text(r.ended_at - r.started_at) if r.ended_at else "not ended"
+        took = format_seconds(r.ended_at - r.started_at) if r.ended_at else "not ended"
         print(f"{r.run_id}  {when}  {r.status:<10} {took:>12}  {len(r.nodes)} steps  {r.script}")
     for s in steps:
-        if isinstance(s, StepRecord):
-            print(f"{s.address:<44} {seconds_text(s.seconds):>12} {len(s.files):>6} files {size_text(s.num_bytes):>10}")
-        else:
-            print(f"corrupt: {s}")
+        print(
+            f"{s.address:<44} {format_seconds(s.seconds):>12} {len(s.files):>6} files {format_bytes(s.num_bytes):>10}"
+        )
+    for error in corrupt:
+        print(f"corrupt: {error}")
     print(f"{len(steps)} committed steps, {len(runs)} runs under {store.url}")
     return 0
 
@@ -196,7 +192,7 @@ def logs_of(parsed: argparse.Namespace) -> int:
     store = Store(parsed.prefix)
     address = parsed.address.rstrip("/")
     if not store.names(f"{address}/attempts"):
-        named = [s for s in _steps(store) if isinstance(s, StepRecord) and s.name == address]
+        named = [s for _, s in _steps(store) if isinstance(s, StepRecord) and s.name == address]
         if not named:
             raise MissingOutputError(f"{address}: no attempt at a step of this address or name under {store.url}")
         address = max(named, key=lambda s: s.committed_at).address
@@ -224,7 +220,7 @@ def report_of(parsed: argparse.Namespace) -> int:
             raise MissingOutputError(f"run {parsed.run}: no such run under {store.url}; marin status lists them")
         record = from_json(RunRecord, data, where=f"runs/{parsed.run}.json")
     else:
-        runs = [r for r in _runs(store) if isinstance(r, RunRecord)]
+        runs = _runs(store)
         if not runs:
             raise MissingOutputError(f"there is no run under {store.url}")
         record = runs[-1]
@@ -239,14 +235,17 @@ def verify_outputs(parsed: argparse.Namespace) -> int:
     wanted = [a.rstrip("/") for a in parsed.addresses]
     bad: dict[str, list[str]] = {}
     checked = 0
-    for found in _steps(store):
-        if isinstance(found, CorruptRecordError):
-            bad[str(found).split("/step.json")[0]] = ["corrupt record"]
-        elif not wanted or found.address in wanted or found.name in wanted:
-            checked += 1
-            damage = store.damage(f"{found.address}/attempts/{found.attempt}/out", found.files, deep=parsed.deep)
-            bad.update({found.address: damage} if damage else {})
-    if wanted and not checked and not bad:
+    for address, found in _steps(store):
+        is_record = isinstance(found, StepRecord)
+        if wanted and address not in wanted and not (is_record and found.name in wanted):
+            continue
+        checked += 1
+        if is_record:
+            damage = store.damage(f"{address}/attempts/{found.attempt}/out", found.files, deep=parsed.deep)
+        else:
+            damage = ["corrupt record"]
+        bad.update({address: damage} if damage else {})
+    if wanted and not checked:
         raise MissingOutputError(f"{', '.join(wanted)}: no committed step of this address or name under {store.url}")
     if parsed.json:
         print(json.dumps({"checked": checked, "damaged": bad}, indent=2))
@@ -260,18 +259,19 @@ def verify_outputs(parsed: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
-def _runs(store: Store) -> Iterator[RunRecord | CorruptRecordError]:
-    for name in store.names("runs"):
-        if name.endswith(".json"):
-            yield _read(store, f"runs/{name}", RunRecord)
+def _runs(store: Store) -> list[RunRecord]:
+    """Readable run records, oldest first."""
+    found = [_read(store, f"runs/{name}", RunRecord) for name in store.names("runs") if name.endswith(".json")]
+    return [r for r in found if isinstance(r, RunRecord)]
 
 
-def _steps(store: Store) -> Iterator[StepRecord | CorruptRecordError]:
+def _steps(store: Store) -> Iterator[tuple[str, StepRecord | CorruptRecordError]]:
+    """Address and record of every committed step."""
     for key in store.find("step.json"):
-        yield _read(store, key, StepRecord)
+        yield key.removesuffix("/step.json"), _read(store, key, StepRecord)
 
 
-def _read(store: Store, key: str, kind: Any) -> Any:
+def _read[T](store: Store, key: str, kind: type[T]) -> T | CorruptRecordError:
     try:
         return from_json(kind, store.read(key) or b"", where=key)
     except CorruptRecordError as e:

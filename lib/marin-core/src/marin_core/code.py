@@ -34,7 +34,7 @@ class Code:
     """The code that a function reaches.
 
     ``units`` maps ``module:name`` to the unit's digest and ``kinds`` to what it is; ``files`` maps each source file to
-    its (mtime_ns, size) when it was read.
+    its (mtime_ns, size) just before it was read.
     """
 
     digest: str
@@ -69,6 +69,7 @@ class Reach:
 
     def __init__(self) -> None:
         self._summaries: dict[Path, Summary] = {}
+        self._stamps: dict[Path, tuple[int, int]] = {}
         self._uses: dict[Unit, tuple[Unit, ...]] = {}
         self._codes: dict[tuple[Path | None, str], Code] = {}
 
@@ -106,11 +107,12 @@ class Reach:
             digest=_sha("\n".join(f"{n} {d}" for n, d in digests.items())),
             units=digests,
             kinds={n: unit.kind for n, unit in named.items()},
-            files={p: _stamp(p) for p in sorted({p for p, _ in reached})},
+            files={p: self._stamps[p] for p in sorted({p for p, _ in reached})},
         )
 
     def _summary(self, path: Path) -> Summary:
         if path not in self._summaries:
+            self._stamps[path] = _stamp(path)  # first, so that an edit while it is read is seen by `changed_files`
             self._summaries[path] = summarise(path)
         return self._summaries[path]
 

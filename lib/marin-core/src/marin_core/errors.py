@@ -13,8 +13,7 @@
     └── MissingOutputError       a step was never run here
     RunInterrupted               a KeyboardInterrupt: exit code 130 after SIGINT, 143 after SIGTERM
 
-``exit_code`` is what a command line returns for the error. Exceptions of other packages that carry an integer attribute
-of that name are treated alike: as a mistake to be told in one line, without a traceback.
+``exit_code`` is what a command line returns for the error; see `exits`.
 """
 
 
@@ -39,7 +38,7 @@ class AddressCollisionError(UsageError):
 
 
 class PrefixError(UsageError):
-    """The prefix cannot be read or written."""
+    """The prefix cannot be used: not readable, not writable, full, or of a kind that is not supported."""
 
 
 class RefusedError(MarinCoreError):

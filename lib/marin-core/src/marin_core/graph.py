@@ -28,6 +28,7 @@ class Node:
     recipe_digest: str
     code: code.Code
     environment: str
+    """Digest of what the body would run in; empty for adopted data, which has no body."""
     upstream: Mapping[str, str]
     """Address of each upstream step -> the parameter it is first passed to, in the order of the signature."""
 
@@ -155,7 +156,7 @@ def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, r
         recipe=recipe,
         recipe_digest=recipe_digest,
         code=reach.code_of(function),
-        environment=identity.environment_digest(_workspace_source(function)),
+        environment=identity.environment_digest(_workspace_source(function)) if step.external is None else "",
         upstream=upstream,
     )
 

@@ -32,7 +32,7 @@ class _Directory:
 
     def open(self, name: str, mode: str = "r") -> IO[Any]:
         """Opens the file ``name`` (a relative path) within the directory; text is UTF-8."""
-        path = self.local() / _relative(name)
+        path = self.local() / relative_name(name)
         if "r" not in mode:
             path.parent.mkdir(parents=True, exist_ok=True)
         return path.open(mode, encoding=None if "b" in mode else "utf-8")
@@ -82,7 +82,7 @@ class Input(_Directory):
         import fsspec
 
         encoding = None if "b" in mode else "utf-8"
-        fs, path = fsspec.url_to_fs(f"{self.url}/{_relative(name)}")
+        fs, path = fsspec.url_to_fs(f"{self.url}/{relative_name(name)}")
         return fs.open(path, mode, encoding=encoding)
 
 
@@ -98,7 +98,9 @@ class Work(_Directory):
         path = Path(self.url)
         path.mkdir(parents=True, exist_ok=True)
         self.check()
-        (path / _EPOCH_FILE).write_text(f"{self.epoch}\n", encoding="ascii")
+        temporary = path / f"{_EPOCH_FILE}.{self.epoch}"
+        temporary.write_text(f"{self.epoch}\n", encoding="ascii")
+        temporary.replace(path / _EPOCH_FILE)  # whole at any time: an older attempt that found it empty would go on
 
     def check(self) -> None:
         """Raises `LeaseLostError` if a later attempt has taken the directory over."""
@@ -124,11 +126,12 @@ class Work(_Directory):
         """Opens a file; reading is open to older attempts too, writing is not."""
         if set(mode) - set("rbt"):
             return super().open(name, mode)
-        path = Path(self.url) / _relative(name)
+        path = Path(self.url) / relative_name(name)
         return path.open(mode, encoding=None if "b" in mode else "utf-8")
 
 
-def _relative(name: str) -> str:
+def relative_name(name: str) -> str:
+    """The name, if it is a path that stays within the directory it is relative to."""
     path = Path(name)
     if path.is_absolute() or ".." in path.parts:
         raise UsageError(f"{name!r} leaves the directory; give a path relative to it")

@@ -32,7 +32,8 @@ Encoded = Any
 
 def digest(encoded: Encoded) -> str:
     """sha256 (hex) of the canonical text of an encoded value, or of any JSON value."""
-    return hashlib.sha256(_text(encoded).encode()).hexdigest()
+    # A lone surrogate (a file name that is not UTF-8 has one) becomes its own JSON escape, so nothing collides.
+    return hashlib.sha256(_text(encoded).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _text(encoded: Encoded) -> str:
@@ -184,7 +185,11 @@ def _environment_digest(directory: Path | None) -> str:
 
 @functools.cache
 def installed_packages() -> dict[str, str]:
-    """Installed distributions: normalised name -> version."""
+    """Installed distributions: normalised name -> version. Of two with one name, the one that imports find."""
     from importlib.metadata import distributions
 
-    return dict(sorted((d.name.lower().replace("_", "-"), d.version) for d in distributions() if d.name))
+    found: dict[str, str] = {}
+    for distribution in distributions():
+        if distribution.name:
+            found.setdefault(distribution.name.lower().replace("_", "-"), distribution.version)
+    return dict(sorted(found.items()))

@@ -5,9 +5,8 @@ for it), a nonce, the epoch and a beat that the holder advances. Every acquisiti
 under the lease's lock and only if the nonce is still the holder's own, which is the fence: whoever was overtaken,
 even asleep in the middle of it, is rejected. (Fencing tokens: Gray and Cheriton, "Leases", 1989; Kleppmann, 2016.)
 
-A holder whose process is dead on this very host is overtaken at once. A holder elsewhere is judged by the observer's
-own monotonic clock: no beat for `EXPIRY` seconds since the observer first saw this one. Clocks of two hosts are never
-compared.
+A holder whose process is dead on this very host is overtaken at once. A holder elsewhere is judged by the clock of
+a `Witness`: no beat for `EXPIRY` seconds since it first saw this one. Clocks of two hosts are never compared.
 """
 
 import functools
@@ -15,6 +14,7 @@ import json
 import logging
 import os
 import secrets
+import signal
 import socket
 import threading
 import time
@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from marin_core.errors import LeaseLostError, MarinCoreError
+from marin_core.records import build
 from marin_core.store import Store
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ class Lease:
 
 
 @dataclass
-class Observer:
+class Witness:
     """Judges foreign leases by when this process saw them change."""
 
     clock: Callable[[], float] = time.monotonic
@@ -102,26 +103,21 @@ def read(store: Store, address: str) -> Lease | None:
     """The lease of a step, or None if it never had a readable one."""
     data = store.read(key(address))
     try:
-        fields = json.loads(data) if data else None
-        if not fields:
-            return None
-        fields["holder"] = Process(**fields["holder"])
-        fields["body"] = Process(**fields["body"]) if fields.get("body") else None
-        return Lease(**fields)
-    except (ValueError, TypeError, KeyError):
+        return build(Lease, json.loads(data)) if data else None
+    except (ValueError, TypeError):
         return None
 
 
-def acquire(store: Store, address: str, *, run_id: str, observer: Observer) -> Lease | None:
+def acquire(store: Store, address: str, *, run_id: str, witness: Witness) -> Lease | None:
     """Takes the lease, or returns None while another holder is alive. A dead holder's body is killed first."""
     with store.exclusive(key(address)):
         current = read(store, address)
-        if current is not None and observer.alive(address, current):
+        if current is not None and witness.alive(address, current):
             return None
         if current is not None and current.body is not None and current.host == this_host():
             _kill_group(current.body)
         lease = Lease(
-            epoch=(current.epoch if current else 0) + 1,
+            epoch=(current.epoch if current else _last_epoch(store, address)) + 1,
             nonce=secrets.token_hex(8),
             host=this_host(),
             holder=Process.of(os.getpid()),
@@ -129,6 +125,17 @@ def acquire(store: Store, address: str, *, run_id: str, observer: Observer) -> L
         )
         _write(store, address, lease)
         return lease
+
+
+def _last_epoch(store: Store, address: str) -> int:
+    """The highest epoch of an attempt: where to go on when the lease itself was lost, as in a power failure."""
+    epochs = [0]
+    for number in store.names(f"{address}/attempts"):
+        try:
+            epochs.append(int(json.loads(store.read(f"{address}/attempts/{number}/attempt.json") or b"")["epoch"]))
+        except (ValueError, TypeError, KeyError):
+            continue
+    return max(epochs)
 
 
 @contextmanager
@@ -228,11 +235,9 @@ def _start_tick(pid: int) -> int | None:
 
 
 def _kill_group(body: Process) -> None:
-    """Kills what a dead holder left running, and waits until it is gone."""
-    import signal
-
+    """Kills what a dead holder left running, and waits until it is gone. A pid alone may be another's by now."""
     deadline = time.monotonic() + 10
-    while body.alive() and time.monotonic() < deadline:
+    while body.started and body.alive() and time.monotonic() < deadline:
         try:
             os.killpg(body.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):

@@ -87,7 +87,7 @@ class Ledger:
         for p in planned:
             self.nodes[p.address] = _first_node_record(self.graph.nodes[p.address], self.graph, p)
         script = getattr(sys.modules.get("__main__"), "__file__", None)
-        lock = next(iter(self.graph.nodes.values())).environment
+        environments = [n.environment for n in self.graph.nodes.values() if n.environment]
         self._record = RunRecord(
             run_id=self.run_id,
             script=_relative(script) if script else "",
@@ -97,7 +97,7 @@ class Ledger:
             started_at=time.time(),
             ended_at=None,
             nodes=(),
-            environment=facts.environment(lock),
+            environment=facts.environment(next(iter(environments), "")),
             git=facts.git(Path(script).resolve().parent) if script else {},
         )
         self._write()

@@ -88,7 +88,7 @@ class Loop:
         self.free = float(self.max_workers)
         self.examining: set[str] = set()
         self.tries: dict[str, int] = {}
-        self.leases = leases.Observer()
+        self.witness = leases.Witness()
         self.history = reasons.History(store)
         self.examiners = ThreadPoolExecutor(2, thread_name_prefix="marin-examine")
 
@@ -216,7 +216,7 @@ class Loop:
     def _start(self, address: str) -> None:
         """Takes the lease, looks once more whether the output is there by now, and launches."""
         node = self.graph.nodes[address]
-        lease = leases.acquire(self.store, address, run_id=self.ledger.run_id, observer=self.leases)
+        lease = leases.acquire(self.store, address, run_id=self.ledger.run_id, witness=self.witness)
         if lease is None:
             if address not in self.contested:
                 holder = leases.read(self.store, address)
@@ -278,7 +278,10 @@ class Loop:
         self.launcher.launch(attempt.job, notify=lambda name: self.events.put(("ended", name, None)))
         status = self.launcher.poll(attempt.job.name)
         if status is not None and status.running and status.pid is not None:
-            leases.update(self.store, node.address, lease, body=leases.Process.of(status.pid))
+            try:
+                leases.update(self.store, node.address, lease, body=leases.Process.of(status.pid))
+            except LeaseLostError as e:
+                self._note_loss(node.address, e)
 
     def _output_url(self, step: Step) -> str:
         address = self.graph.handles[step]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from marin_core.attempts import tail
 from marin_core.ledger import Ledger
+from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import NodeRecord, RunRecord
 
 if TYPE_CHECKING:
@@ -40,23 +41,6 @@ _MARKS = {
 def make_display() -> "Plain | Live":
     """A live table if stdout is a terminal, else plain lines."""
     return Live() if sys.stdout.isatty() else Plain(sys.stdout)
-
-
-def seconds_text(seconds: float) -> str:
-    """``3.2 s``, ``4 min 05 s``, ``2 h 07 min``."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def size_text(num_bytes: float) -> str:
-    """``312 B``, ``4.1 MB``; powers of 1,000."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if num_bytes < 1000 or unit == "TB":
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    raise AssertionError
 
 
 def bar_text(line: str) -> str:
@@ -131,9 +115,9 @@ class Plain(_Display):
         if node.outcome == "running":
             self.said(f"{node.name}: started ({node.reason})")
         elif node.outcome == "succeeded":
-            files = "1 file" if node.num_files == 1 else f"{node.num_files} files"
-            size = f", {files}, {size_text(node.num_bytes)}" if node.num_files else ""
-            self.said(f"{node.name}: done in {seconds_text(node.seconds or 0)}{size}")
+            files = format_count(node.num_files, "file")
+            size = f", {files}, {format_bytes(node.num_bytes)}" if node.num_files else ""
+            self.said(f"{node.name}: done in {format_seconds(node.seconds)}{size}")
         elif node.outcome in ("failed", "refused", "blocked", "unselected"):
             self.said(
                 f"{node.name}: {node.outcome}" + ("" if node.outcome in ("failed", "refused") else f" ({node.reason})")
@@ -218,10 +202,10 @@ class Live(_Display):
 
     def _cells(self, node: NodeRecord) -> tuple[str, str, str]:
         if node.outcome == "running":
-            elapsed = seconds_text(time.time() - (node.started_at or time.time()))
+            elapsed = format_seconds(time.time() - (node.started_at or time.time()))
             return elapsed, "", bar_text(self.last_line(node).strip())
-        time_shown = seconds_text(node.seconds) if node.seconds is not None else ""
-        size = size_text(node.num_bytes) if node.num_bytes else ""
+        time_shown = format_seconds(node.seconds) if node.seconds is not None else ""
+        size = format_bytes(node.num_bytes) if node.num_bytes else ""
         state = {"succeeded": "", "pending": "waiting", "failed": "failed"}.get(node.outcome, node.reason)
         return time_shown, size, state
 

@@ -11,7 +11,7 @@ rebuild.
 """
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,18 +155,27 @@ def decide(
         )
     if selected and matches(options.force, node):
         return "run", "forced by --force"
-    decision, reason = _stale(node, found, outputs=outputs, options=options, store=store)
+    decision, reason = _stale(node, found, outputs=outputs, options=options)
+    damage = store.damage(f"{node.address}/attempts/{found.attempt}/out", found.files)
+    if damage and decision != "refuse":
+        more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
+        damaged = f"committed output is damaged: {damage[0]}{more}"
+        if not selected:
+            return "unselected", f"{damaged}; not selected by --only"
+        if decision == "accept":
+            return "refuse", f"step {node.address}: {damaged}; --rebuild {node.name} makes it again"
+        return "run", reason if decision == "run" else damaged
     if decision == "run" and not selected:
         return "reuse", f"not selected by --only, used although {reason}"
     return decision, reason
 
 
 def _stale(
-    node: Node, record: StepRecord, *, outputs: Mapping[str, str | None], options: Options, store: Store
+    node: Node, record: StepRecord, *, outputs: Mapping[str, str | None], options: Options
 ) -> tuple[Decision, str]:
-    drift = _drift(node, record, outputs)
-    if drift is not None:
-        rule, reason = drift
+    """What follows from the differences between what is committed and what is asked; the first that counts decides."""
+    reported = ""
+    for rule, reason in _drifts(node, record, outputs):
         if matches(options.rebuild, node):
             return "run", f"{reason}; rebuilt by --rebuild"
         if matches(options.accept, node):
@@ -174,35 +183,30 @@ def _stale(
         action = _action(rule, node, options)
         if action == "refuse":
             name = f"versioned step {node.address}" if node.step.version else f"step {node.address}"
-            return (
-                "refuse",
-                f"{name}: {reason}; --accept {node.name} serves the old output, --rebuild {node.name} makes a new one",
-            )
+            fix = f"--accept {node.name} serves the old output, --rebuild {node.name} makes a new one"
+            return "refuse", f"{name}: {reason}; {fix}"
         if action == "rebuild":
             return "run", reason
-        return "reuse", f"{reason}; only reported"
-    damage = store.damage(f"{node.address}/attempts/{record.attempt}/out", record.files)
-    if damage:
-        more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
-        return "run", f"committed output is damaged: {damage[0]}{more}"
+        reported = f"{reason}; only reported"
+    if reported:
+        return "reuse", reported
     if record.digests.environment != node.environment:
         return "reuse", "up to date; environment changed since"
     return "reuse", "up to date"
 
 
-def _drift(node: Node, record: StepRecord, outputs: Mapping[str, str | None]) -> tuple[str, str] | None:
-    """The first difference between what is committed and what is asked: its kind and its description."""
+def _drifts(node: Node, record: StepRecord, outputs: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    """The differences between what is committed and what is asked: kind and description of each."""
     if record.digests.recipe != node.recipe_digest:
-        return "recipe", "recipe changed: " + "; ".join(recipe_changes(record.recipe, node.recipe))
+        yield "recipe", "recipe changed: " + "; ".join(recipe_changes(record.recipe, node.recipe))
     if record.digests.code != node.code.digest:
-        return "code", "code changed: " + code_changes(record.code, node)
+        yield "code", "code changed: " + code_changes(record.code, node)
     pending = [p for a, p in node.upstream.items() if outputs[a] is None]
     if pending:
-        return "pending", f"input {', '.join(dict.fromkeys(pending))} will be made again"
-    if record.digests.inputs != inputs_digest(node, outputs):
+        yield "pending", f"input {', '.join(dict.fromkeys(pending))} will be made again"
+    elif record.digests.inputs != inputs_digest(node, outputs):
         changed = [p for a, p in node.upstream.items() if record.inputs.get(a) != outputs[a]]
-        return "inputs", f"input {', '.join(dict.fromkeys(changed)) or 'order'} changed"
-    return None
+        yield "inputs", f"input {', '.join(dict.fromkeys(changed)) or 'order'} changed"
 
 
 def _action(rule: str, node: Node, options: Options) -> OnCodeChange:

@@ -161,8 +161,9 @@ class RunRecord:
 
 
 def to_json(record: Any) -> str:
-    """Canonical text of a record: sorted keys, two-space indent, a final newline."""
-    return json.dumps(dataclasses.asdict(record), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    """Canonical text of a record: sorted keys, two-space indent, a final newline. It can always be written as UTF-8."""
+    text = json.dumps(dataclasses.asdict(record), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates become JSON escapes
 
 
 def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import reasons
-from marin_core.errors import MissingOutputError, StepFailedError, UsageError
+from marin_core.errors import DriftError, MissingOutputError, StepFailedError, UsageError
 from marin_core.graph import Graph, lower
 from marin_core.handles import Input
 from marin_core.launchers import Launcher, make_launcher
@@ -77,6 +77,7 @@ class RunReport:
 
         Raises:
             StepFailedError: the step has no output in this run.
+            DriftError: because it was refused.
         """
         node = self._with_output(step)
         return typed_value(self.graph.nodes[node.address].step, node.value)
@@ -86,6 +87,7 @@ class RunReport:
 
         Raises:
             StepFailedError: the step has no output in this run.
+            DriftError: because it was refused.
         """
         node = self._with_output(step)
         external = self.graph.nodes[node.address].step.external
@@ -93,6 +95,8 @@ class RunReport:
 
     def _with_output(self, step: Step | str) -> NodeRecord:
         node = self.node(step)
+        if node.outcome == "refused":
+            raise DriftError(node.reason)
         if node.outcome not in _WITH_OUTPUT:
             why = f"{node.failure.type}: {node.failure.message}" if node.failure else node.reason
             raise StepFailedError(f"step {node.address} has no output: {node.outcome} ({why})")
@@ -169,6 +173,7 @@ def resolve(handle: Any, *, prefix: str | Path | None = None, **options: Any) ->
 
     Raises:
         StepFailedError: a step, or one it depends on, failed.
+        DriftError: a step was refused.
     """
     report = run(handle, prefix=prefix, **options)
     for step in find_steps(handle):

@@ -3,8 +3,8 @@
     python experiments/quickstart.py --steps 300 --plan
 
 Flags of ``build`` come from its signature and docstring (tyro); the runner's flags are the same for every script. A
-user's mistake, that is a `MarinCoreError` or any exception with an integer ``exit_code``, is one line on stderr and
-that exit code; a body's failure shows the end of its traceback and where its log lies.
+user's mistake, as `exits` tells it, is one line on stderr and an exit code; a body's failure shows the end
+of its traceback and where its log lies.
 """
 
 import dataclasses
@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from marin_core.errors import UsageError
+from marin_core.exits import guarded
 from marin_core.graph import lower
 from marin_core.launchers.worker import SCRIPT_MODULE
-from marin_core.progress import Plain, make_display, seconds_text, size_text
+from marin_core.progress import Plain, make_display
+from marin_core.quantities import format_bytes, format_seconds
 from marin_core.reasons import Options, Planned, restrict
 from marin_core.records import NodeRecord, to_json
 from marin_core.runner import RunReport, StepRunner
@@ -52,7 +54,7 @@ class Flags:
     launcher: str = "process"
     """inline, process or module:factory."""
     max_workers: int = dataclasses.field(default_factory=lambda: max(2, _cores()))
-    """Cores to fill with steps; default all."""
+    """Cores to fill with steps; default all, and at least 2, so that what is independent runs side by side."""
     prefix: str = dataclasses.field(default_factory=default_prefix)
     """Where outputs and records lie: a directory or URL; default MARIN_PREFIX or .marin."""
     keep_going: bool = False
@@ -93,25 +95,15 @@ def run_script(
 ) -> int:
     """`main` without the exit: returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    flags = Flags()
-    try:
+
+    def command() -> int:
         keywords, flags = parse(build, argv, prog=prog)
         if flags.keep_going and flags.fail_fast:
             raise UsageError("--keep-going and --fail-fast contradict each other")
-        if flags.plan:
-            return _show_plan(build(**keywords), flags)
-        return _run(build(**keywords), flags, epilogue)
-    except KeyboardInterrupt as e:
-        print("interrupted: finished steps are kept, running ones were stopped", file=sys.stderr)  # noqa: T201
-        return getattr(e, "exit_code", 130)
-    except Exception as e:
-        code = getattr(e, "exit_code", None)
-        if isinstance(e, OSError) and code is None:
-            e, code = Store(flags.prefix).error(e), 2
-        if not isinstance(code, int):
-            raise
-        print(f"error: {e}", file=sys.stderr)  # noqa: T201
-        return code
+        handles = build(**keywords)
+        return _show_plan(handles, flags) if flags.plan else _run(handles, flags, epilogue)
+
+    return guarded(command)
 
 
 def parse(build: Build, argv: Sequence[str], *, prog: str | None = None) -> tuple[dict[str, Any], Flags]:
@@ -160,12 +152,16 @@ def _run(handles: Any, flags: Flags, epilogue: Callable[[RunReport], str] | None
 
 
 def _write_page(report: RunReport) -> str | None:
-    """The run's page beside its record; on a local prefix only."""
+    """The run's page beside its record; on a local prefix only. A page that cannot be written fails no run."""
     if "://" in report.prefix:
         return None
     from marin_core.report import write_report
 
-    return write_report(report.record, report.prefix, f"{report.prefix}/runs/{report.record.run_id}.html")
+    try:
+        return write_report(report.record, report.prefix, f"{report.prefix}/runs/{report.record.run_id}.html")
+    except OSError as e:
+        logging.getLogger(__name__).warning("the run's page was not written: %s", e)
+        return None
 
 
 def _closing(report: RunReport, epilogue: Callable[[RunReport], str] | None) -> list[str]:
@@ -180,7 +176,7 @@ def _closing(report: RunReport, epilogue: Callable[[RunReport], str] | None) -> 
         executed = len(report.executed)
         others = ", the others up to date" if executed < count else ""
         if executed:
-            lines.append(f"done: {executed} of {count} steps executed in {seconds_text(seconds)}{others}")
+            lines.append(f"done: {executed} of {count} steps executed in {format_seconds(seconds)}{others}")
         else:
             lines.append(f"nothing to do: {count} steps up to date")
     if report.html is not None:
@@ -232,7 +228,7 @@ def plan_lines(planned: Sequence[Planned]) -> list[str]:
 
 def _size(planned: Planned) -> str:
     size = planned.record.num_bytes if planned.record and planned.decision == "reuse" else 0
-    return f" ({size_text(size)})" if size else ""
+    return f" ({format_bytes(size)})" if size else ""
 
 
 def _say(lines: Sequence[str]) -> None:

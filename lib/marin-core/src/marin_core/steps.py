@@ -181,6 +181,7 @@ class StepFunction:
         bound.apply_defaults()
         arguments = {n: _copy(v) for n, v in bound.arguments.items()}
         for n, value in arguments.items():
+            next(find_steps(value), None)
             if self.roles[n] == "input" and isinstance(value, str | Path):
                 raise UsageError(
                     f"step {self.__name__}: {n}={str(value)!r} is a path, but an Input is the output of a step; "
@@ -230,12 +231,19 @@ def step(
 
 
 def find_steps(value: Any) -> Iterator[Step]:
-    """The steps inside a value, in order: containers and dataclasses are searched."""
+    """The steps inside a value, in order: containers and dataclasses are searched.
+
+    Raises:
+        UsageError: a step is inside a set, whose order, and so the order of the inputs, differs from process to process.
+    """
     if isinstance(value, Step):
         yield value
-    elif isinstance(value, list | tuple | set | frozenset):
+    elif isinstance(value, list | tuple):
         for item in value:
             yield from find_steps(item)
+    elif isinstance(value, set | frozenset):
+        if found := next((s for item in value for s in find_steps(item)), None):
+            raise UsageError(f"{found!r} is inside a set, which has no order; pass a list")
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from find_steps(item)
@@ -254,7 +262,7 @@ def replace_steps(value: Any, replacement: Callable[[Step], Any]) -> Any:
         return {k: replace_steps(v, replacement) for k, v in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(replace_steps(v, replacement) for v in value))
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         return type(value)(replace_steps(v, replacement) for v in value)
     changes = {f.name: replace_steps(getattr(value, f.name), replacement) for f in dataclasses.fields(value) if f.init}
     return dataclasses.replace(value, **changes)

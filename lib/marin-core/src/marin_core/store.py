@@ -11,6 +11,7 @@ Local directories and ``memory://`` keep both. A store without conditional write
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -20,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from marin_core.errors import PrefixError
+from marin_core.errors import PrefixError, UsageError
 from marin_core.records import FileEntry
 
 DEFAULT_PREFIX = ".marin"
@@ -98,7 +99,7 @@ class Store:
                     os.fsync(f.fileno())
             temporary.replace(path)
             if durable:
-                _sync_directory(path.parent)
+                sync_directory(path.parent)
         except OSError as e:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -137,6 +138,8 @@ class Store:
                 return sorted(entry.name for entry in os.scandir(self.local / key))
             except (FileNotFoundError, NotADirectoryError):
                 return []
+            except OSError as e:
+                raise self.error(e) from e
         try:
             return sorted(e.rstrip("/").rsplit("/", 1)[-1] for e in self._fs.ls(self.child(key), detail=False))
         except FileNotFoundError:
@@ -151,7 +154,8 @@ class Store:
             )
             return
         for directory, subdirectories, files in os.walk(self.local):
-            subdirectories[:] = sorted(d for d in subdirectories if d not in ("attempts", "work"))
+            inside = ("attempts", "work") if {name, "lease.json"} & set(files) else ()
+            subdirectories[:] = sorted(d for d in subdirectories if d not in inside)
             if name in files:
                 yield (Path(directory) / name).relative_to(self.local).as_posix()
 
@@ -163,13 +167,14 @@ class Store:
         for entry in files:
             try:
                 size = (root / entry.path).stat().st_size
-            except OSError:
+                if size != entry.size:
+                    found.append(f"{entry.path} has {size} bytes instead of {entry.size}")
+                elif deep and _sha256(root / entry.path, durable=False) != entry.sha256:
+                    found.append(f"{entry.path} has another sha256 than recorded")
+            except FileNotFoundError:
                 found.append(f"{entry.path} is missing")
-                continue
-            if size != entry.size:
-                found.append(f"{entry.path} has {size} bytes instead of {entry.size}")
-            elif deep and _sha256(root / entry.path, durable=False) != entry.sha256:
-                found.append(f"{entry.path} has another sha256 than recorded")
+            except OSError as e:
+                found.append(f"{entry.path} cannot be read: {e.strerror}")
         return found
 
     def upload(self, source: Path, key: str) -> None:
@@ -190,8 +195,6 @@ class Store:
 
     def error(self, e: OSError) -> PrefixError:
         """The error that tells a user what an operating system error on this prefix means."""
-        import errno
-
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             return PrefixError(f"prefix {self.url}: no space left on the device; free some, or choose another --prefix")
         return PrefixError(
@@ -204,19 +207,23 @@ def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:
 
     Args:
         directory: an output directory that is no longer written to.
-        durable: also flush the files to disk, so that a pointer to them never outlives them.
+        durable: also flush files and directories to disk, so that a pointer to them never outlives them.
 
     Raises:
-        PrefixError: the directory has a symbolic link, whose target the manifest could not vouch for.
+        UsageError: the directory has a link, which the manifest could not vouch for, or a pipe or socket.
     """
-    paths = sorted(p for p in directory.rglob("*") if not p.is_dir() or p.is_symlink())
-    for path in paths:
-        if path.is_symlink():
-            raise PrefixError(f"output {path.relative_to(directory)} is a symbolic link; write the file itself")
+    paths, directories = [], [directory]
+    for path in sorted(directory.rglob("*")):
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            what = "a symbolic link" if path.is_symlink() else "neither a file nor a directory"
+            raise UsageError(f"output {path.relative_to(directory)} is {what}; write a plain file")
+        (directories if path.is_dir() else paths).append(path)
     if not paths:
         return ()
     with ThreadPoolExecutor(min(8, len(paths), os.cpu_count() or 1)) as pool:
         digests = list(pool.map(lambda p: _sha256(p, durable=durable), paths))
+    for path in directories if durable else ():
+        sync_directory(path)
     return tuple(
         FileEntry(path=p.relative_to(directory).as_posix(), size=p.stat().st_size, sha256=d)
         for p, d in zip(paths, digests, strict=True)
@@ -233,7 +240,8 @@ def _sha256(path: Path, *, durable: bool) -> str:
     return digest.hexdigest()
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Makes the names in a directory survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

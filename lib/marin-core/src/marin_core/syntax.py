@@ -6,26 +6,25 @@ reads: dotted names that its code takes from outside itself, scopes respected, s
 module constant is no read of that constant. Resolving reads to files is not done here; it depends on where things are
 installed.
 
-Summaries are kept under ``$XDG_CACHE_HOME/marin`` (``~/.cache/marin``): reading a hundred files takes milliseconds
-then.
+Summaries are remembered between processes (`remembered`): reading a hundred files takes milliseconds then.
 """
 
 import ast
-import contextlib
 import functools
 import hashlib
-import json
-import os
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from marin_core.errors import EncodingError
+from marin_core.remembered import recall, remember
+
 Kind = Literal["helper", "class", "constant"]
 Chain = tuple[str, ...]
 
-_SCHEMA = 1
+_SCHEMA = 2
 _EXECUTOR = "marin_core"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
@@ -74,7 +73,11 @@ class Summary:
 
 
 def summarise(path: Path) -> Summary:
-    """The summary of a source file, as the file is now."""
+    """The summary of a source file, as the file is now.
+
+    Raises:
+        EncodingError: it is not Python, so that there is no telling what a step reaches there.
+    """
     stat = path.stat()
     return _summary(path, stat.st_mtime_ns, stat.st_size)
 
@@ -82,21 +85,18 @@ def summarise(path: Path) -> Summary:
 @functools.lru_cache(maxsize=4096)
 def _summary(path: Path, _mtime: int, _size: int) -> Summary:
     text = path.read_bytes()
-    salt = f"{_SCHEMA} {sys.version_info[:2]}\n".encode()
-    remembered = _cache_directory() / f"{hashlib.sha256(salt + text).hexdigest()}.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return _from_json(json.loads(remembered.read_bytes()))
-    summary = _analyse(ast.parse(text, filename=str(path)))
-    with contextlib.suppress(OSError):
-        remembered.parent.mkdir(parents=True, exist_ok=True)
-        temporary = remembered.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(_to_json(summary)), encoding="utf-8")
-        temporary.replace(remembered)
+    key = f"{_SCHEMA} {sys.version_info[:2]} {hashlib.sha256(text).hexdigest()}"
+    remembered = recall("syntax", key)
+    if remembered is not None:
+        return _from_json(remembered)
+    try:
+        tree = ast.parse(text, filename=str(path))
+    except (SyntaxError, ValueError) as e:
+        where = f"{path}:{e.lineno}" if isinstance(e, SyntaxError) and e.lineno else str(path)
+        raise EncodingError(f"{where}: {getattr(e, 'msg', e)}; the code that a step reaches must be valid") from e
+    summary = _analyse(tree)
+    remember("syntax", key, _to_json(summary))
     return summary
-
-
-def _cache_directory() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marin" / "syntax"
 
 
 def _to_json(summary: Summary) -> Any:
@@ -131,7 +131,7 @@ def _analyse(tree: ast.Module) -> Summary:
 
 
 def _bind(body: list[ast.stmt], statements: dict[str, list[ast.stmt]], imports: dict[str, list[Import]]) -> None:
-    """Enters module-level bindings, also those under ``if`` (``TYPE_CHECKING`` too), ``try``, ``with`` and loops."""
+    """Enters module-level bindings, also those inside ``if`` (``TYPE_CHECKING`` too) and other blocks."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             for name, target in _imported(node):
@@ -142,8 +142,8 @@ def _bind(body: list[ast.stmt], statements: dict[str, list[ast.stmt]], imports: 
         if not isinstance(node, _DEFINITIONS):
             for block in ("body", "orelse", "finalbody"):
                 _bind(getattr(node, block, []), statements, imports)
-            for handler in getattr(node, "handlers", []):
-                _bind(handler.body, statements, imports)
+            for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+                _bind(inner.body, statements, imports)
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[tuple[str, Import]]:
@@ -154,7 +154,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[tuple[str, Import]]:
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
-    """Names that a statement binds or changes in place (``def X``, ``X = …``, ``X += …``, ``X["k"] = …``)."""
+    """Names that a statement binds or changes in place (``def X``, ``X = …``, ``X["k"] = …``, ``X.update(…)``)."""
     if isinstance(node, _DEFINITIONS):
         return [node.name]
     if isinstance(node, ast.TypeAlias):
@@ -166,6 +166,8 @@ def _bound_names(node: ast.stmt) -> list[str]:
         targets = [node.target]
     elif isinstance(node, ast.With | ast.AsyncWith):
         targets = [i.optional_vars for i in node.items if i.optional_vars]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        targets = [node.value.func.value]
     names = []
     while targets:
         target = targets.pop()

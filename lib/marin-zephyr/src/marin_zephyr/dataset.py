@@ -30,6 +30,7 @@ from marin_zephyr.nodes import (
     Node,
     OnError,
     Op,
+    ReadOptions,
     RejectWhere,
     Row,
     RowSource,
@@ -61,6 +62,7 @@ class Dataset:
         with_source: bool = False,
         root: str | Path | None = None,
         columns: Sequence[str] | None = None,
+        string_columns: Sequence[str] = (),
         shard_bytes: int | None = None,
     ) -> Dataset:
         """Rows of files, in the order of the sorted file names.
@@ -76,7 +78,8 @@ class Dataset:
             with_source: adds ``source`` (file name relative to ``root``), ``source_row`` (line or row, from 1) and
                 ``source_offset`` (byte offset in the uncompressed file; null where the format has none).
             root: what ``source`` is relative to; by default the fixed part of the glob, or the directory.
-            columns: read only these columns.
+            columns: read only these columns; what the others hold does not matter. One that no row has is all null.
+            string_columns: in these columns a value that is neither a string nor null makes the record a bad one.
             shard_bytes: how many (uncompressed, estimated) bytes make one shard of work. Small files share a shard.
 
         Returns:
@@ -89,6 +92,8 @@ class Dataset:
         patterns = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
         if not patterns:
             raise UsageError("from_files: inputs is an empty list; name at least one file, directory or glob")
+        if columns is not None and not columns:
+            raise UsageError("from_files: columns is empty; name at least one, or leave it out for all")
         if shard_bytes is not None and shard_bytes < 1:
             raise UsageError(f"from_files: shard_bytes={shard_bytes} must be at least 1")
         return cls(
@@ -96,11 +101,14 @@ class Dataset:
                 inputs=tuple(str(p) for p in patterns),
                 format=format,
                 on_error=on_error,
-                unit=unit,
-                with_source=with_source,
                 root=None if root is None else str(root),
-                columns=None if columns is None else tuple(columns),
                 shard_bytes=shard_bytes,
+                options=ReadOptions(
+                    unit=unit,
+                    with_source=with_source,
+                    columns=None if columns is None else tuple(columns),
+                    string_columns=tuple(string_columns),
+                ),
             )
         )
 
@@ -173,7 +181,8 @@ class Dataset:
 
         Args:
             on: the key column or columns; by default the whole row. See `marin_zephyr.shuffle` for which keys are
-            equal. keep: the ``first`` or the ``last`` row of a key in input order.
+                equal.
+            keep: the ``first`` or the ``last`` row of a key in input order.
         """
         _check("keep", keep, ("first", "last"))
         names = None if on is None else (on,) if isinstance(on, str) else tuple(on)

@@ -16,10 +16,9 @@ from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import SchemaError, ZephyrError
 from marin_zephyr.formats import reader
 from marin_zephyr.formats.files import InputFile, list_files
-from marin_zephyr.formats.provenance import ReadOptions
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.frames import unify
-from marin_zephyr.nodes import FileSource, Inputs
+from marin_zephyr.nodes import FileSource, Inputs, ReadOptions
 
 _MAX_FINDINGS = 1000
 

@@ -6,9 +6,10 @@ The loader is `datasets` itself, an extra that is imported here and nowhere else
 
 import itertools
 import json
-import os
+from collections.abc import Iterator
 from pathlib import Path
 
+from marin_zephyr.durability import new_file
 from marin_zephyr.errors import InputError, MissingExtraError
 
 
@@ -37,9 +38,21 @@ def fetch_rows(
     Raises:
         MissingExtraError: `datasets` is not installed.
         InputError: the dataset, revision, split or a column is not there, or the hub cannot be reached.
+        OutputError: the file cannot be written.
 
     See: https://huggingface.co/docs/datasets/stream
     """
+    count = 0
+    rows = _rows(dataset, revision=revision, split=split, columns=columns)
+    with new_file(Path(out_file)) as path, path.open("w", encoding="utf-8") as file:
+        for row in itertools.islice(rows, num_rows):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            count += 1
+    return count
+
+
+def _rows(dataset: str, *, revision: str | None, split: str, columns: tuple[str, ...]) -> Iterator[dict[str, object]]:
+    """The rows as the loader streams them; its failures as ours."""
     try:
         import datasets
     except ImportError:
@@ -47,23 +60,12 @@ def fetch_rows(
             f"reading {dataset!r} from the hub needs the extra `hf`: pip install 'marin-zephyr[hf]'"
             " (in the workspace: uv run --extra hf ...)"
         ) from None
-    target = Path(out_file)
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        rows = datasets.load_dataset(dataset, revision=revision, split=split, streaming=True)
-        count = 0
-        with partial.open("w", encoding="utf-8") as file:
-            for row in itertools.islice(rows, num_rows):
-                file.write(json.dumps({name: row[name] for name in columns}, ensure_ascii=False) + "\n")
-                count += 1
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    except KeyError as e:
-        raise InputError(f"{dataset}: no column {e.args[0]!r}; it has {', '.join(row)}") from None
+        for row in datasets.load_dataset(dataset, revision=revision, split=split, streaming=True):
+            missing = [name for name in columns if name not in row]
+            if missing:
+                raise InputError(f"{dataset}: no column {missing[0]!r}; it has {', '.join(row)}")
+            yield {name: row[name] for name in columns}
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as e:
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
         raise InputError(f"{dataset} at revision {revision}, split {split!r}, cannot be read: {reason}") from e
-    finally:
-        partial.unlink(missing_ok=True)
-    return count

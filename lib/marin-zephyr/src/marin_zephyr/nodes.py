@@ -27,17 +27,25 @@ FORMATS = ("jsonl", "json", "parquet", "csv", "text")
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What a reader is asked for; see `Dataset.from_files` for the fields."""
+
+    unit: Literal["line", "file"] = "line"
+    with_source: bool = False
+    columns: tuple[str, ...] | None = None
+    string_columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class FileSource:
     """Rows read from files; see `Dataset.from_files` for the fields."""
 
     inputs: tuple[str, ...]
     format: str | None
     on_error: OnError
-    unit: Literal["line", "file"]
-    with_source: bool
     root: str | None
-    columns: tuple[str, ...] | None
     shard_bytes: int | None
+    options: ReadOptions
 
 
 @dataclass(frozen=True, kw_only=True)

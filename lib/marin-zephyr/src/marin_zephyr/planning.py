@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from marin_zephyr.dataset import Dataset
+from marin_zephyr.errors import UsageError
 from marin_zephyr.fingerprints import fingerprint, label, library_versions
-from marin_zephyr.formats.files import list_files, shards
+from marin_zephyr.formats.files import PART, STAGING, list_files, shards
 from marin_zephyr.nodes import (
     Apply,
     Distinct,
@@ -84,12 +85,14 @@ def plan(dataset: Dataset, *, output: Kept | Counted | None, work_dir: Path) -> 
 
     Raises:
         InputError: inputs that are missing or empty.
+        UsageError: the sink would replace parts that the dataset is read from.
     """
     builder = _Builder(work_dir)
     node = dataset.node
     if isinstance(node, Sink):
         output_of_sink = Parts(path=node.path, format=node.format, compression=node.compression)
         builder.close(builder.open(node.upstream), "write", output_of_sink)
+        _check_apart(builder.stages, Path(node.path).absolute())
     else:
         assert output is not None
         builder.close(builder.open(node), "rows" if isinstance(output, Kept) else "count", output)
@@ -141,7 +144,7 @@ class _Builder:
         digest = fingerprint(list(ingredients.values()))  # a label holds a line number, which does not count
         numbered = f"{len(self.stages)}-{name}"
         if isinstance(output, Parts):
-            home = Path(output.path).absolute() / f".staging-{digest[:16]}"
+            home = Path(output.path).absolute() / f"{STAGING}{digest[:16]}"
         else:
             home = self._work_dir / f"{numbered}-{digest[:16]}"
         spec = StageSpec(name=numbered, ops=stage.ops, labels=labels, output=output, on_error=stage.on_error, home=home)
@@ -183,6 +186,14 @@ class _Builder:
         )
 
 
+def _check_apart(stages: list[Stage], out: Path) -> None:
+    for task_input in (task_input for stage in stages for task_input in stage.inputs):
+        for file in task_input.files if isinstance(task_input, FilesInput) else ():
+            path = Path(file.url)
+            if path.parent == out and PART.fullmatch(path.name):
+                raise UsageError(f"{out}: is read and written by one dataset; write to another directory")
+
+
 def describe(op: Any) -> str:
     """An operation for people: ``map(clean)``, ``filter([(col("n")) > (dyn int: 3)])``."""
     match op:
@@ -217,14 +228,9 @@ def explain(plan: Plan) -> str:
 def _open_files(source: FileSource) -> _Open:
     files = list_files(source)
     groups = shards(files, shard_bytes=source.shard_bytes)
-    inputs = tuple(
-        FilesInput(files=group, unit=source.unit, with_source=source.with_source, columns=source.columns)
-        for group in groups
-    )
-    read = (source.unit, source.with_source, source.columns, source.on_error)
     return _Open(
-        inputs=inputs,
-        origin=fingerprint((groups, read)),
+        inputs=tuple(FilesInput(files=group, options=source.options) for group in groups),
+        origin=fingerprint((groups, source.options)),
         weight=sum(f.weight for f in files),
         on_error=source.on_error,
     )

@@ -2,6 +2,8 @@
 
 A library does not print. `LogProgress` is the default: it logs at INFO to ``marin_zephyr.progress``, so that silence is
 the caller's choice. `BarProgress` draws a bar on a terminal, and is what the ``zephyr`` command uses there.
+
+What is counted has two sizes: steps, of which there may be a known total (shards, documents), and items (rows, tokens).
 """
 
 from __future__ import annotations
@@ -11,53 +13,77 @@ import time
 from typing import Any, Protocol
 
 _log = logging.getLogger("marin_zephyr.progress")
-_EVERY_SECONDS = 2.0
+_LOG_SECONDS = 2.0
+_BAR_SECONDS = 0.1
 
 
 class Progress(Protocol):
-    """Is told how a stage goes. Calls come from one thread, in the order start, advance..., finish."""
+    """Is told how one piece of work after the other goes. Calls come from one thread: start, advance..., finish."""
 
-    def start(self, stage: str, *, num_tasks: int, num_done: int) -> None:
-        """A stage begins; ``num_done`` of its tasks were committed by an earlier run."""
+    def start(self, name: str, *, steps: str, items: str, total: int | None, done: int = 0) -> None:
+        """Work begins.
+
+        Args:
+            name: what it is.
+            steps: what is counted, in the plural.
+            items: what the steps are made of, in the plural.
+            total: how many steps there are, if that is known.
+            done: how many of them an earlier run has done.
+        """
         ...
 
-    def advance(self, *, rows: int) -> None:
-        """One more task is committed; it read ``rows`` rows."""
+    def advance(self, *, items: int) -> None:
+        """One more step is done; it was of so many items."""
         ...
 
     def finish(self) -> None:
-        """The stage is committed."""
+        """The work has ended, well or not."""
         ...
 
 
-class LogProgress:
+class _Counts:
+    """The counts, and when they were last shown."""
+
+    def start(self, name: str, *, steps: str, items: str, total: int | None, done: int = 0) -> None:
+        """Starts from nothing."""
+        self._name, self._steps, self._items_name = name, steps, items
+        self._total, self._done, self._items = total, done, 0
+        self._began = self._shown = time.monotonic()
+
+    def _count(self, items: int, *, every: float) -> bool:
+        """Counts a step; whether it is time to show the counts again."""
+        self._done += 1
+        self._items += items
+        now = time.monotonic()
+        is_due = now - self._shown >= every
+        if is_due:
+            self._shown = now
+        return is_due
+
+    def _speed(self) -> str:
+        rate = self._items / max(1e-3, time.monotonic() - self._began)
+        return f"{self._items:,} {self._items_name}, {rate:,.0f} {self._items_name}/s"
+
+
+class LogProgress(_Counts):
     """``normalize: 7/14 shards, 21,000 rows, 9,800 rows/s`` every two seconds, and once at the end."""
 
-    def start(self, stage: str, *, num_tasks: int, num_done: int) -> None:
-        """Resets the clock."""
-        self._stage, self._num_tasks, self._done, self._rows = stage, num_tasks, num_done, 0
-        self._began = self._spoke = time.monotonic()
-
-    def advance(self, *, rows: int) -> None:
+    def advance(self, *, items: int) -> None:
         """Speaks if two seconds have gone since it last did."""
-        self._done += 1
-        self._rows += rows
-        if time.monotonic() - self._spoke >= _EVERY_SECONDS:
-            self._spoke = time.monotonic()
-            _log.info("%s", self._line())
+        if self._count(items, every=_LOG_SECONDS):
+            self._speak()
 
     def finish(self) -> None:
         """Says how it ended."""
-        _log.info("%s", self._line())
+        self._speak()
 
-    def _line(self) -> str:
-        seconds = max(1e-3, time.monotonic() - self._began)
-        speed = f"{self._rows:,} rows, {self._rows / seconds:,.0f} rows/s"
-        return f"{self._stage}: {self._done}/{self._num_tasks} shards, {speed}"
+    def _speak(self) -> None:
+        done = f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
+        _log.info("%s: %s %s, %s", self._name, done, self._steps, self._speed())
 
 
-class BarProgress:
-    """A bar with rows and rows/s, on standard error."""
+class BarProgress(_Counts):
+    """A bar with steps, items and items/s, on standard error."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -68,23 +94,26 @@ class BarProgress:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[rows]:,} rows, {task.fields[rate]:,.0f} rows/s"),
+            TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(),
             console=Console(stderr=True),
         )
 
-    def start(self, stage: str, *, num_tasks: int, num_done: int) -> None:
+    def start(self, name: str, *, steps: str, items: str, total: int | None, done: int = 0) -> None:
         """A new bar under the earlier ones."""
-        self._rows, self._began = 0, time.monotonic()
+        super().start(name, steps=steps, items=items, total=total, done=done)
         self._bar.start()
-        self._task = self._bar.add_task(stage, total=num_tasks, completed=num_done, rows=0, rate=0.0)
+        self._task = self._bar.add_task(f"{name}, {steps}", total=total, completed=done, speed="")
 
-    def advance(self, *, rows: int) -> None:
-        """One task further."""
-        self._rows += rows
-        rate = self._rows / max(1e-3, time.monotonic() - self._began)
-        self._bar.update(self._task, advance=1, rows=self._rows, rate=rate)
+    def advance(self, *, items: int) -> None:
+        """One step further; drawn ten times a second at most."""
+        if self._count(items, every=_BAR_SECONDS):
+            self._draw()
 
     def finish(self) -> None:
-        """Leaves the bar as it stands."""
+        """Leaves the bar as it stands, and the terminal as it was."""
+        self._draw()
         self._bar.stop()
+
+    def _draw(self) -> None:
+        self._bar.update(self._task, completed=self._done, speed=self._speed())

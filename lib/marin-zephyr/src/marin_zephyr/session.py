@@ -201,12 +201,13 @@ class Session:
                 if record is not None and all(any(f.is_in(p) for p in places) for f in record.files):
                     records[index] = record
             todo = [(i, task_input) for i, task_input in enumerate(stage.inputs) if i not in records]
-            self._progress.start(name, num_tasks=len(stage.inputs), num_done=len(records))
-            if todo:
-                for record in self._running_backend().run(stage.spec, todo):
+            self._progress.start(name, steps="shards", items="rows", total=len(stage.inputs), done=len(records))
+            try:
+                for record in self._running_backend().run(stage.spec, todo) if todo else ():
                     records[record.index] = record
-                    self._progress.advance(rows=record.rows_in)
-            self._progress.finish()
+                    self._progress.advance(items=record.rows_in)
+            finally:
+                self._progress.finish()
             ordered = settle(stage, [records[i] for i in range(len(stage.inputs))])
             report = summarize(stage, ordered, executed=len(todo), seconds=time.monotonic() - began)
             commit(stage, report, earlier=earlier)

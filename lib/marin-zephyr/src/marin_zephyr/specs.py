@@ -12,7 +12,7 @@ from pathlib import Path
 
 from marin_zephyr.columns import Aggregate
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.nodes import OnError, Op, Row
+from marin_zephyr.nodes import OnError, Op, ReadOptions, Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,7 @@ class FilesInput:
     """Read these files, in this order."""
 
     files: tuple[InputFile, ...]
-    unit: str
-    with_source: bool
-    columns: tuple[str, ...] | None
+    options: ReadOptions
 
 
 @dataclass(frozen=True, kw_only=True)

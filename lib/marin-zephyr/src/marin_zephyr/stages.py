@@ -8,21 +8,17 @@ stage by writing ``manifest.json``; for a sink by moving the parts into the outp
 Invariants:
 
 - Readers of an output directory see the old dataset whole until the new one is whole, save for the moment of the
-  renames,
-  during which there is no manifest.
+  renames, during which there is no manifest and readers of this package refuse it (`formats.files.check_whole`).
 - A home is named by its fingerprint, so work of another plan is never taken for this one's.
 - Parts of an earlier run (also of one with more shards) are removed in the same step; files that are not ours never
   are.
-- One writer: the home is locked (``flock`` on the directory) while a stage runs.
+- One writer: the directory where the files will lie is locked while a stage runs, so that two plans cannot publish
+  into one output directory either.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,14 +27,13 @@ from pathlib import Path
 from typing import Any
 
 from marin_zephyr.counters import RowCounts, merge
-from marin_zephyr.errors import OutputBusyError, OutputError, SchemaError
+from marin_zephyr.durability import replace_file, sole_writer, sync, writing
+from marin_zephyr.errors import OutputError, SchemaError
+from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
 from marin_zephyr.specs import Parts, Stage
 
 MANIFEST_SCHEMA = 1
-SINK_MANIFEST = "_manifest.json"
 _HOME_MANIFEST = "manifest.json"
-_PART = re.compile(r"part-\d{5,}\.(parquet|jsonl|jsonl\.gz|jsonl\.zst)")
-_STAGING = ".staging-"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,26 +95,17 @@ def committed(stage: Stage) -> tuple[StageReport, ...] | None:
 
 @contextmanager
 def opened(stage: Stage) -> Iterator[None]:
-    """Makes the stage's home and holds its lock.
+    """Makes the stage's directories and holds the lock.
 
     Raises:
         OutputError: the directory cannot be made, or holds parts that are not ours.
         OutputBusyError: another run holds it.
     """
-    home = stage.spec.home
     _check_ours(stage)
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        lock = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as e:
-        raise OutputError(f"{directory(stage)}: cannot be written ({e.strerror}); choose another directory") from e
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with sole_writer(directory(stage)):
+        with writing(directory(stage)):
+            stage.spec.home.mkdir(exist_ok=True)
         yield
-    except BlockingIOError as e:
-        raise OutputBusyError(f"{directory(stage)}: another run is writing it; wait for it, or stop it") from e
-    finally:
-        os.close(lock)
 
 
 def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: float) -> StageReport:
@@ -151,10 +137,11 @@ def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: f
 
 def commit(stage: Stage, report: StageReport, *, earlier: Sequence[tuple[Stage, StageReport]]) -> None:
     """Makes a stage count; see the module's docstring for how."""
-    if isinstance(stage.spec.output, Parts):
-        _publish(stage, report, earlier)
+    if not isinstance(stage.spec.output, Parts):
+        _write_manifest(stage, report.files, [report], durable=False)  # it may be lost with the machine
         return
-    _write_manifest(stage, report.files, [report])
+    with writing(directory(stage)):
+        _publish(stage, report, earlier)
 
 
 def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, StageReport]]) -> None:
@@ -165,21 +152,26 @@ def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, S
             if file["name"].startswith("rejects/"):
                 files.append(dict(file))
                 (home / "rejects").mkdir(exist_ok=True)
-                if not (home / file["name"]).exists() and not (out / file["name"]).exists():
-                    shutil.copyfile(before.spec.home / file["name"], home / file["name"])
+                shutil.copyfile(before.spec.home / file["name"], home / file["name"])
     (out / SINK_MANIFEST).unlink(missing_ok=True)
     _remove_others(out, keep={f["name"] for f in files})
     for file in files:
         target = out / file["name"]
         target.parent.mkdir(exist_ok=True)
         if (home / file["name"]).exists():  # else an earlier run moved it, and died before the manifest
+            sync(home / file["name"])
             (home / file["name"]).replace(target)
-    _write_manifest(stage, files, [*(r for _, r in earlier), report])
-    for staging in out.glob(f"{_STAGING}*"):
+    sync(out)
+    _write_manifest(stage, files, [*(r for _, r in earlier), report], durable=True)
+    for staging in out.glob(f"{STAGING}*"):
         shutil.rmtree(staging, ignore_errors=True)
+    for unfinished in out.glob(f".{SINK_MANIFEST}.*"):
+        unfinished.unlink(missing_ok=True)
 
 
-def _write_manifest(stage: Stage, files: Sequence[dict[str, Any]], reports: Sequence[StageReport]) -> None:
+def _write_manifest(
+    stage: Stage, files: Sequence[dict[str, Any]], reports: Sequence[StageReport], *, durable: bool
+) -> None:
     data = {
         "schema": MANIFEST_SCHEMA,
         "fingerprint": stage.fingerprint,
@@ -187,19 +179,8 @@ def _write_manifest(stage: Stage, files: Sequence[dict[str, Any]], reports: Sequ
         "files": sorted(files, key=lambda f: f["name"]),
         "stages": [_lasting(r) for r in reports],
     }
-    path = _manifest_path(stage)
-    hidden = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with hidden.open("w", encoding="utf-8") as out:
-            json.dump(data, out, indent=1, sort_keys=True, ensure_ascii=False)
-            if isinstance(stage.spec.output, Parts):  # an intermediate stage may be lost with the machine
-                out.flush()
-                os.fsync(out.fileno())
-        hidden.replace(path)
-    except OSError as e:
-        hidden.unlink(missing_ok=True)
-        hint = "; free some space and run again: committed work is kept" if e.errno == errno.ENOSPC else ""
-        raise OutputError(f"{path}: cannot write ({e.strerror}){hint}") from e
+    text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False)
+    replace_file(_manifest_path(stage), text.encode("utf-8", "backslashreplace"), durable=durable)
 
 
 def _lasting(report: StageReport) -> dict[str, Any]:
@@ -232,9 +213,9 @@ def _check_ours(stage: Stage) -> None:
         return
     if not out.is_dir():
         raise OutputError(f"{out}: is a file; name a directory")
-    if (out / SINK_MANIFEST).exists() or any(out.glob(f"{_STAGING}*")):
+    if (out / SINK_MANIFEST).exists() or any(out.glob(f"{STAGING}*")):
         return
-    foreign = next((p.name for p in sorted(out.iterdir()) if _PART.fullmatch(p.name)), None)
+    foreign = next((p.name for p in sorted(out.iterdir()) if PART.fullmatch(p.name)), None)
     if foreign:
         raise OutputError(
             f"{out}: holds {foreign}, which zephyr did not write; choose an empty directory, or remove it"
@@ -244,7 +225,7 @@ def _check_ours(stage: Stage) -> None:
 def _remove_others(out: Path, *, keep: set[str]) -> None:
     for path in [*out.iterdir(), *(out / "rejects").glob("*.jsonl")]:
         name = path.relative_to(out).as_posix()
-        if name not in keep and (_PART.fullmatch(name) or name.startswith("rejects/")):
+        if name not in keep and (PART.fullmatch(name) or name.startswith("rejects/")):
             path.unlink()
 
 

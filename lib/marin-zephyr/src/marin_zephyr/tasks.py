@@ -8,9 +8,7 @@ record names each file with size and modification time, so that what lies there 
 from __future__ import annotations
 
 import base64
-import errno
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,9 +18,8 @@ import polars as pl
 import pyarrow as pa
 
 from marin_zephyr.counters import RowCounts, check_chain, collecting
-from marin_zephyr.errors import OutputError
+from marin_zephyr.durability import replace_file, writing
 from marin_zephyr.formats import reader
-from marin_zephyr.formats.provenance import ReadOptions
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.writers import part_name, part_writer
 from marin_zephyr.frames import batches_of_rows
@@ -83,17 +80,14 @@ class TaskRecord:
 
     def save(self, home: Path) -> None:
         """Commits the record by rename."""
-        path = record_path(home, self.index)
-        hidden = path.with_name(f".{path.name}.{os.getpid()}")
-        hidden.write_text(json.dumps(asdict(self), sort_keys=True))
-        hidden.replace(path)
+        replace_file(record_path(home, self.index), json.dumps(asdict(self), sort_keys=True).encode(), durable=False)
 
     @classmethod
     def load(cls, home: Path, index: int) -> TaskRecord | None:
         """The record of a task that has happened, or None."""
         try:
             data = json.loads(record_path(home, index).read_text())
-        except FileNotFoundError:
+        except (OSError, ValueError):  # never written, or cut by a power cut
             return None
         files = tuple(TaskFile(**f) for f in data.pop("files"))
         operations = tuple((name, counts) for name, counts in data.pop("operations"))
@@ -111,17 +105,13 @@ def run_task(spec: StageSpec, index: int, task_input: TaskInput) -> TaskRecord:
     Raises:
         ZephyrError: as readers, operations and writers raise it.
     """
-    try:
-        spec.home.mkdir(parents=True, exist_ok=True)
+    with writing(Path(spec.output.path) if isinstance(spec.output, Parts) else spec.home):
         desk = Desk(spec.on_error, spec.home / "rejects" / f"{spec.name}-{index:05d}.jsonl")
         context = TaskContext(desk)
         with collecting() as counters:
             frames = run_chain(_source(task_input, desk, context.counter("read")), spec.ops, spec.labels, context)
             files = _Output(spec, index, context).write(frames)
         desk.close()
-    except OSError as e:
-        place = spec.output.path if isinstance(spec.output, Parts) else spec.home
-        raise OutputError(f"{e.filename or place}: cannot write ({_words(e)})") from e
     check_chain(context.counts)
     if desk.path.exists():
         files.append(task_file(desk.path, spec.home, rows=desk.count))
@@ -135,14 +125,6 @@ def run_task(spec: StageSpec, index: int, task_input: TaskInput) -> TaskRecord:
     )
     record.save(spec.home)
     return record
-
-
-def _words(error: OSError) -> str:
-    hint = {
-        errno.ENOSPC: "; free some space and run again: committed work is kept",
-        errno.EACCES: "; check permissions",
-    }
-    return (error.strerror or str(error)) + hint.get(error.errno or 0, "")
 
 
 def _source(task_input: TaskInput, desk: Desk, counts: RowCounts) -> Frames:
@@ -166,9 +148,8 @@ def _source(task_input: TaskInput, desk: Desk, counts: RowCounts) -> Frames:
 
 
 def _read_files(task_input: FilesInput, desk: Desk) -> Frames:
-    options = ReadOptions(unit=task_input.unit, with_source=task_input.with_source, columns=task_input.columns)
     for file in task_input.files:
-        yield from reader(file.format)(file, options, desk)
+        yield from reader(file.format)(file, task_input.options, desk)
 
 
 def _survivors(task_input: SurvivorsInput, counts: RowCounts) -> Frames:

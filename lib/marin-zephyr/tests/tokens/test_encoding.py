@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from marin_zephyr.durability import sole_writer
 from marin_zephyr.errors import InputError, OutputBusyError, OutputError, UsageError
 from marin_zephyr.tokens import Tokenizer, TokenizerError, TokenStore, TokenStoreError, tokenize
-from marin_zephyr.tokens.durability import sole_writer
 
 _PART_TOKENS = 4000
 

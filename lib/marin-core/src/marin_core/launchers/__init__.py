@@ -29,8 +29,6 @@ class Job:
     log: str
     """Local path that receives stdout and stderr."""
     resources: Resources = field(default_factory=Resources)
-    environment: dict[str, str] = field(default_factory=dict)
-    """Variables set on top of the driver's."""
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -61,7 +59,8 @@ class Launcher(Protocol):
         ...
 
     def cancel(self, name: str, *, grace: float = 3.0) -> None:
-        """Ends a job and all its processes: asks, waits ``grace`` seconds, then kills. Returns when they are gone."""
+        """Ends a job: asks, waits ``grace`` seconds, then kills. Returns when the body has ended; the processes that
+        it leaves behind are killed with it."""
         ...
 
     def adopt(self, name: str, *, notify: Callable[[str], None]) -> bool:

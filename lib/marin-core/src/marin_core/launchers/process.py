@@ -46,7 +46,7 @@ class ProcessLauncher:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **job.environment, LIFELINE: str(read_end)},
+                    env=os.environ | {LIFELINE: str(read_end)},
                     pass_fds=(read_end,),
                     start_new_session=True,
                 )

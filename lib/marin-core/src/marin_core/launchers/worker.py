@@ -31,7 +31,7 @@ class Request(TypedDict):
     module: str
     function: str
     script: str | None
-    """File of the module, when it is a script rather than importable."""
+    """The driver's script, when the module or a class among the arguments is only to be found there."""
     arguments: bytes
     """Pickled on its own: it needs the step's module first."""
     sys_path: tuple[str, ...]
@@ -85,13 +85,10 @@ def execute(request_path: str, *, handle_interrupts: bool = True) -> int:
 def _function(request: Request) -> Callable[..., Any]:
     import importlib
 
-    if request["script"] is not None:
-        module = sys.modules.get("__main__")
-        if getattr(module, "__file__", None) != request["script"]:
-            module = load_script(request["script"])
-    else:
-        module = importlib.import_module(request["module"])
-    function = getattr(module, request["function"])
+    script = request["script"]
+    if script is not None and getattr(sys.modules.get("__main__"), "__file__", None) != script:
+        load_script(script)
+    function = getattr(importlib.import_module(request["module"]), request["function"])
     return getattr(function, "function", function)
 
 

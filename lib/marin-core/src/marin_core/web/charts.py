@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from marin_core.web.markup import Markup, element
-from marin_core.web.quantities import format_number, format_quantity, label
+from marin_core.quantities import format_number, format_quantity, label
 
 MAX_POINTS = 2000
 _STRETCH = 1000

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from marin_core.records import NodeRecord
 from marin_core.web.layout import Point, lay_out
 from marin_core.web.markup import Markup, element, fragment, note
-from marin_core.web.quantities import format_bytes, format_count, format_seconds
+from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.web.view import COMMITTED, RunView, outcome_class
 
 MAX_DRAWN = 400

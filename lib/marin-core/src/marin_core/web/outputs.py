@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from marin_core.records import NodeRecord
 from marin_core.web.files import FoundFile, UnreadableFileError
 from marin_core.web.markup import Markup, element, note
-from marin_core.web.quantities import format_bytes, format_count
+from marin_core.quantities import format_bytes, format_count
 from marin_core.web.view import RunView, output_directory
 
 _SAMPLES = "samples.json"

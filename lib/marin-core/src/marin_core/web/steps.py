@@ -16,7 +16,7 @@ from marin_core.records import Failure, NodeRecord
 from marin_core.web.files import UnreadableFileError
 from marin_core.web.markup import Markup, element, note
 from marin_core.web.outputs import render_file_list, render_outputs
-from marin_core.web.quantities import format_bytes, format_count, format_seconds, format_time
+from marin_core.quantities import format_bytes, format_count, format_seconds, format_time
 from marin_core.web.values import render_value
 from marin_core.web.view import MAX_INSPECTED, RunView, outcome_class
 
@@ -142,7 +142,7 @@ def _short_digests(node: NodeRecord) -> list[Markup]:
 def _digests(node: NodeRecord) -> list[tuple[str, str]]:
     d = node.digests
     pairs = [("recipe", d.recipe), ("code", d.code), ("environment", d.environment), ("inputs", d.inputs)] if d else []
-    return [*pairs, ("output", node.output_digest)] if node.output_digest else pairs
+    return [(name, full) for name, full in (*pairs, ("output", node.output_digest)) if full]
 
 
 def _detail(view: RunView, index: int, *, upstream: Sequence[int], downstream: Sequence[int]) -> list[Markup | None]:

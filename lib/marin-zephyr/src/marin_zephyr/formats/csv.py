@@ -16,9 +16,10 @@ import polars as pl
 
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Line, file_blocks
-from marin_zephyr.formats.provenance import ReadOptions, finish
+from marin_zephyr.formats.provenance import finish
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.frames import BATCH_ROWS
+from marin_zephyr.nodes import ReadOptions
 
 
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
@@ -39,8 +40,12 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
             fields = next(csv.reader(io.StringIO(line.data.decode("utf-8"), newline=""), strict=True))
             if header is not None and len(fields) != len(header):
                 raise ValueError(f"{len(fields)} fields under a header of {len(header)}")
+            if header is None and len(set(fields)) != len(fields):
+                raise ValueError("the header names a column twice")
         except (ValueError, csv.Error) as e:
             desk.record(file, line=line.number, offset=line.offset, reason=f"not a CSV record: {e}", raw=line.data)
+            if header is None:
+                return  # without a header the fields have no names: the next line must not pass for one
             continue
         if header is None:
             header = fields

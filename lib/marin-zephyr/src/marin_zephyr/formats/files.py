@@ -8,6 +8,8 @@ thousand tiny files are not a thousand tasks; a large file is a shard of its own
 from __future__ import annotations
 
 import glob
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,11 @@ from marin_zephyr.formats import infer
 
 if TYPE_CHECKING:
     from marin_zephyr.nodes import FileSource
+
+# What the output directory of a sink holds: parts, the manifest that is written last, and, until then, staged work.
+PART = re.compile(r"part-\d{5,}\.(parquet|jsonl|jsonl\.gz|jsonl\.zst)")
+SINK_MANIFEST = "_manifest.json"
+STAGING = ".staging-"
 
 _WILDCARDS = frozenset("*?[")
 _MIN_SHARD_BYTES = 8 << 20
@@ -60,6 +67,7 @@ def list_files(source: FileSource) -> tuple[InputFile, ...]:
             )
         for url, size, version in matches:
             found.setdefault(url, (size, version, _relative(url, root, alone=len(source.inputs) == 1)))
+    check_whole(Path(url) for url in found if "://" not in url)
     files = []
     for url in sorted(found):
         size, version, name = found[url]
@@ -86,6 +94,17 @@ def shards(files: tuple[InputFile, ...], *, shard_bytes: int | None = None) -> t
     if gathered:
         cut.append(tuple(gathered))
     return tuple(cut)
+
+
+def check_whole(paths: Iterable[Path]) -> None:
+    """Refuses parts of a dataset that a run was killed publishing: some of them would be read for all.
+
+    Raises:
+        InputError: a directory holds parts and staged work, and no manifest.
+    """
+    for directory in sorted({path.parent for path in paths if PART.fullmatch(path.name)}):
+        if not (directory / SINK_MANIFEST).exists() and any(directory.glob(f"{STAGING}*")):
+            raise InputError(f"{directory}: the run that wrote it did not finish; run it again, it goes on from there")
 
 
 def _local(pattern: str) -> list[tuple[str, int, str]]:

@@ -6,11 +6,15 @@ surrogate into NUL.) What it would guess is taken from it: strings that look lik
 lines themselves, and a block where it guessed all the same, where a large integer would be rounded into a float, or
 which it refuses, is read again line by line. Dirt costs only where it is.
 
+Whether a line is a record does not depend on the columns that are asked for; whether columns agree in type matters only
+for those that are.
+
 See: RFC 8259 (JSON), https://jsonlines.org.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from collections.abc import Iterator
@@ -22,13 +26,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from marin_zephyr.errors import SchemaError
+from marin_zephyr.errors import InputError, SchemaError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, Line, file_blocks
-from marin_zephyr.formats.provenance import ReadOptions, finish
+from marin_zephyr.formats.provenance import finish, project
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS, frame_from_rows, to_frame, unify
+from marin_zephyr.nodes import ReadOptions
 
 _SAMPLE_LINES = 20
 _EXACT_FLOAT = 2.0**53
@@ -47,8 +52,8 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
             yield from _read_document(file, options, desk)
             return
         first = False
-        known = _declared(block) if known is None else known
-        parsed = _parse_fast(block, known) or _parse_lines(block, file, desk)
+        known = _declared(block, options) if known is None else known
+        parsed = _parse_fast(block, known, options) or _parse_lines(block, file, options, desk)
         if parsed is None:
             continue
         frame, rows, offsets = parsed
@@ -61,7 +66,7 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
 type _Parsed = tuple[pl.DataFrame, np.ndarray, np.ndarray]
 
 
-def _parse_fast(block: Block, known: pa.Schema | None) -> _Parsed | None:
+def _parse_fast(block: Block, known: pa.Schema | None, options: ReadOptions) -> _Parsed | None:
     """The block as a whole, or None if anything about it is doubtful."""
     if known is None or not _is_utf8(block.data):
         return None
@@ -76,11 +81,12 @@ def _parse_fast(block: Block, known: pa.Schema | None) -> _Parsed | None:
     numbers, offsets = _places(block)
     if table.num_rows != len(numbers) or any(_is_guess(table.column(i)) for i in range(table.num_columns)):
         return None
-    return to_frame(table), numbers, offsets
+    frame = to_frame(table)
+    return frame if options.columns is None else project(frame, options.columns), numbers, offsets
 
 
-def _parse_lines(block: Block, file: InputFile, desk: Desk) -> _Parsed | None:
-    """Line by line; the lines that are no objects go to the desk. None if no line is left."""
+def _parse_lines(block: Block, file: InputFile, options: ReadOptions, desk: Desk) -> _Parsed | None:
+    """Line by line; the lines that are no records go to the desk. None if no line is left."""
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     offsets: list[int] = []
@@ -88,7 +94,7 @@ def _parse_lines(block: Block, file: InputFile, desk: Desk) -> _Parsed | None:
         if not line.data.strip():
             continue
         try:
-            rows.append(_parse_line(line.data))
+            rows.append(_taken(_parse_line(line.data), options))
         except (ValueError, RecursionError) as e:
             desk.record(file, line=line.number, offset=line.offset, reason=_reason(e, line), raw=line.data)
             continue
@@ -96,10 +102,7 @@ def _parse_lines(block: Block, file: InputFile, desk: Desk) -> _Parsed | None:
         offsets.append(line.offset)
     if not rows:
         return None
-    try:
-        frame = frame_from_rows(rows)
-    except SchemaError as e:
-        raise SchemaError(f"{file.url}, lines {numbers[0]:,} to {numbers[-1]:,}: {e}") from e
+    frame = _frame(rows, f"{file.url}, lines {numbers[0]:,} to {numbers[-1]:,}")
     return frame, np.array(numbers, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
 
@@ -110,6 +113,14 @@ def _parse_line(data: bytes) -> dict[str, Any]:
     if b"\\ud" in data.lower():
         _check_surrogates(value)
     return value
+
+
+def _taken(row: dict[str, Any], options: ReadOptions) -> dict[str, Any]:
+    """Of an object what was asked for, if it is as was asked for."""
+    for name in options.string_columns:
+        if not isinstance(row.get(name), str | None):
+            raise _RefusedLineError(f"{name!r} is {type(row[name]).__name__}, not a string")
+    return row if options.columns is None else {name: row.get(name) for name in options.columns}
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -143,8 +154,8 @@ def _reason(error: Exception, line: Line) -> str:
     return f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
-def _declared(block: Block) -> pa.Schema | None:
-    """Types of the first lines, found by Python's parser, so that Arrow guesses none of them."""
+def _declared(block: Block, options: ReadOptions) -> pa.Schema | None:
+    """Types of the first lines' columns, found by Python's parser, so that Arrow guesses none of them."""
     rows: list[dict[str, Any]] = []
     for line in block.lines():
         try:
@@ -153,10 +164,14 @@ def _declared(block: Block) -> pa.Schema | None:
             continue
         if len(rows) == _SAMPLE_LINES:
             break
-    try:
-        return _without_nulls(frame_from_rows(rows).to_arrow().schema) if rows else None
-    except SchemaError:
+    if not rows:
         return None
+    fields = []
+    for name in dict.fromkeys(name for row in rows for name in row if name not in options.string_columns):
+        # What does not unify is left for Arrow to refuse.
+        with contextlib.suppress(SchemaError):
+            fields += frame_from_rows([{name: row.get(name)} for row in rows]).to_arrow().schema
+    return _without_nulls(pa.schema([*((name, pa.string()) for name in options.string_columns), *fields]))
 
 
 def _widened(known: pa.Schema | None, frame: pl.DataFrame, file: InputFile) -> pa.Schema:
@@ -243,18 +258,42 @@ def _is_one_document(block: Block) -> bool:
 
 
 def _read_document(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
-    data = b"".join(blocks(file.url, file.compression)).removeprefix(b"\xef\xbb\xbf")
+    pieces: list[bytes] = []
+    try:
+        pieces.extend(blocks(file.url, file.compression))
+    except InputError as e:
+        if desk.policy == "raise":
+            raise
+        desk.record(file, line=None, offset=0, reason=str(e), raw=b"".join(pieces))
+        return
+    data = b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_int64)
-        rows = value if isinstance(value, list) else [value]
-        if not all(isinstance(row, dict) for row in rows):
+        objects = value if isinstance(value, list) else [value]
+        if not all(isinstance(row, dict) for row in objects):
             raise _RefusedLineError("expected an array of objects")
         if b"\\ud" in data.lower():
             _check_surrogates(value)
     except (ValueError, RecursionError) as e:
         desk.record(file, line=1, offset=0, reason=_reason(e, Line(data, 1, 0)), raw=data)
         return
-    frame = frame_from_rows(rows)
+    rows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    for number, row in enumerate(objects, 1):
+        try:
+            rows.append(_taken(row, options))
+            numbers.append(number)
+        except _RefusedLineError as e:
+            raw = json.dumps(row, ensure_ascii=False).encode()
+            desk.record(file, line=None, offset=None, reason=f"object {number:,}: {e}", raw=raw)
+    frame = _frame(rows, file.url)
     for start in range(0, frame.height, BATCH_ROWS):
-        cut = frame[start : start + BATCH_ROWS]
-        yield finish(cut, file, options, rows=range(start + 1, start + 1 + cut.height), offsets=None)
+        cut = slice(start, start + BATCH_ROWS)
+        yield finish(frame[cut], file, options, rows=numbers[cut], offsets=None)
+
+
+def _frame(rows: list[dict[str, Any]], where: str) -> pl.DataFrame:
+    try:
+        return frame_from_rows(rows)
+    except SchemaError as e:
+        raise SchemaError(f"{where}: {e}") from e

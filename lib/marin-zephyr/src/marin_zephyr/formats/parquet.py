@@ -1,7 +1,7 @@
 """Parquet: batches of whole rows, cut by the file's own statistics so that none passes 64 MiB.
 
 A footer that cannot be read means the file is damaged or was never finished: there is no record to set aside, so the
-whole file goes to the desk.
+whole file goes to the desk. So it does if a column that should hold strings is of another type.
 
 See: https://parquet.apache.org/docs/file-format/
 """
@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.formats.provenance import ReadOptions, finish
+from marin_zephyr.formats.provenance import finish
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, to_frame
+from marin_zephyr.nodes import ReadOptions
 
 
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
@@ -28,11 +29,18 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
     try:
         with _open(file) as opened:
             parquet = pq.ParquetFile(opened)
-            names = None
-            if options.columns is not None:
-                names = [c for c in options.columns if c in parquet.schema_arrow.names]
+            schema = parquet.schema_arrow
+            for name in options.string_columns:
+                if name in schema.names and not _is_text(schema.field(name).type):
+                    reason = f"column {name!r} is {schema.field(name).type}, not a string"
+                    desk.record(file, line=None, offset=None, reason=reason, raw=b"")
+                    return
+            names = schema.names
+            if options.columns is not None:  # one at least: a batch without columns forgets its rows
+                names = [c for c in options.columns if c in names] or names[:1]
+            texts = [pl.col(c).cast(pl.String) for c in options.string_columns if c in names]
             for batch in parquet.iter_batches(batch_size=_batch_rows(parquet), columns=names, use_threads=False):
-                frame = to_frame(pa.Table.from_batches([batch]))
+                frame = to_frame(pa.Table.from_batches([batch])).with_columns(texts)
                 yield finish(frame, file, options, rows=np.arange(row, row + frame.height), offsets=None)
                 row += frame.height
     except (pa.ArrowInvalid, OSError) as e:
@@ -46,6 +54,12 @@ def _open(file: InputFile) -> Any:
     import fsspec
 
     return fsspec.url_to_fs(file.url)[0].open(file.url, "rb")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_text(kind.value_type)
+    return kind in (pa.null(), pa.string(), pa.large_string(), pa.string_view())
 
 
 def _batch_rows(parquet: pq.ParquetFile) -> int:

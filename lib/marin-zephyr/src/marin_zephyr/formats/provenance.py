@@ -1,25 +1,21 @@
-"""Where rows came from, as columns, and what a reader is asked for."""
+"""What a reader does last: exactly the columns that were asked for, and where the rows came from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
 from marin_zephyr.formats.files import InputFile
+from marin_zephyr.nodes import ReadOptions
 
-SOURCE_COLUMNS = ("source", "source_row", "source_offset")
 
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """What of `marin_zephyr.dataset.FileSource` concerns a reader."""
-
-    unit: str = "line"
-    with_source: bool = False
-    columns: tuple[str, ...] | None = None
+def project(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Exactly these columns, in this order; one that the frame lacks is null."""
+    absent = [name for name in columns if name not in frame.columns]
+    # In two steps: a `select` of nothing but literals would be one row high.
+    return frame.with_columns(pl.lit(None).alias(name) for name in absent).select(columns)
 
 
 def finish(
@@ -32,8 +28,7 @@ def finish(
 ) -> pl.DataFrame:
     """The asked-for columns (an absent one is null), and the provenance if asked for."""
     if options.columns is not None:
-        present = set(frame.columns)
-        frame = frame.select(pl.col(c) if c in present else pl.lit(None).alias(c) for c in options.columns)
+        frame = project(frame, options.columns)
     if not options.with_source:
         return frame
     columns = (

@@ -13,10 +13,11 @@ import polars as pl
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, file_blocks
-from marin_zephyr.formats.provenance import ReadOptions, finish
+from marin_zephyr.formats.provenance import finish
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS
+from marin_zephyr.nodes import ReadOptions
 
 _BOM = b"\xef\xbb\xbf"
 

@@ -24,6 +24,8 @@ import pyarrow.parquet as pq
 
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import InputError
+from marin_zephyr.formats.files import check_whole
+from marin_zephyr.progress import Progress
 from marin_zephyr.session import RunReport, Session
 
 COLUMNS = ("id", "text", "source", "num_bytes")
@@ -66,13 +68,14 @@ def open_corpus(directory: str | Path) -> Corpus:
     """Opens a corpus directory for reading.
 
     Raises:
-        InputError: the directory is missing or holds no document, or a shard is damaged or lacks a column.
+        InputError: the directory is missing, unfinished or holds no document, or a shard is damaged or lacks a column.
     """
     root = Path(directory)
     found = sorted(root.glob("*.parquet"))
     if not found:
         state = "has no *.parquet file" if root.is_dir() else "does not exist"
         raise InputError(f"corpus {root}: the directory {state}; write one with normalize first")
+    check_whole(found)
     files = tuple(path for path in found if _num_documents(path))
     if not files:
         raise InputError(f"corpus {root}: no document in its {len(found)} shard(s); see what the step before dropped")
@@ -119,15 +122,19 @@ def written_size(report: RunReport) -> Size:
 
 
 @contextmanager
-def open_session(*, workers: int, work_dir: str | Path | None) -> Generator[tuple[Session, Path]]:
+def open_session(
+    *, workers: int, work_dir: str | Path | None, progress: Progress | None
+) -> Generator[tuple[Session, Path]]:
     """A session for the passes of one step, and the directory in which it keeps what lies between them.
 
     Args:
         workers: processes; with one, everything happens in this process.
         work_dir: kept for later runs; without one, a temporary directory that goes at the end.
+        progress: is told how the passes go.
     """
     with ExitStack() as stack:
         if work_dir is None:
             work_dir = stack.enter_context(TemporaryDirectory(prefix="zephyr-", ignore_cleanup_errors=True))
         backend = "process" if workers > 1 else "inline"
-        yield stack.enter_context(Session(backend=backend, workers=workers, work_dir=work_dir)), Path(work_dir)
+        session = Session(backend=backend, workers=workers, work_dir=work_dir, progress=progress)
+        yield stack.enter_context(session), Path(work_dir)

@@ -7,6 +7,7 @@ shard size. Only copies go; every text that was there is still there once.
 from dataclasses import dataclass
 from pathlib import Path
 
+from marin_zephyr.progress import Progress
 from marin_zephyr.text.corpus import Size, open_corpus, open_session, written_size
 
 
@@ -26,7 +27,12 @@ class ExactDedupReport:
 
 
 def exact_dedup(
-    in_dir: str | Path, out_dir: str | Path, *, workers: int = 2, work_dir: str | Path | None = None
+    in_dir: str | Path,
+    out_dir: str | Path,
+    *,
+    workers: int = 2,
+    work_dir: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> ExactDedupReport:
     """Drops all but the first of equal texts.
 
@@ -35,12 +41,13 @@ def exact_dedup(
         out_dir: the corpus directory to write.
         workers: processes; 1 works in this process. The result is the same bytes whatever their number.
         work_dir: kept between runs, so that a later one goes on from there; by default a temporary directory.
+        progress: is told how it goes; by default lines of the log.
 
     Raises:
         InputError: `in_dir` is no corpus, or an empty one.
     """
     corpus = open_corpus(in_dir)
-    with open_session(workers=workers, work_dir=work_dir) as (session, _):
+    with open_session(workers=workers, work_dir=work_dir, progress=progress) as (session, _):
         distinct = corpus.dataset().distinct(on="id", keep="first")
         kept = written_size(session.run(distinct.write_parquet(out_dir), name="exact_dedup"))
     return ExactDedupReport(str(out_dir), kept=kept, dropped=corpus.size() - kept)

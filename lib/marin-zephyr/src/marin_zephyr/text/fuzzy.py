@@ -8,7 +8,8 @@ Three passes:
 3. *Write*, on workers: the corpus without the dropped documents, in its order.
 
 The passes on workers are committed and not repeated by a later run. ``_duplicates/duplicates.parquet`` in the output
-names every dropped document, the kept one, and how alike they are.
+names every near-duplicate that was dropped, the kept one, and how alike they are. Of copies, documents with one id, the
+first stands for all, and the others go unnamed as they do in `exact_dedup`.
 
 Invariant: which documents stay is a function of the set of documents: of no file order, shard size or worker count.
 """
@@ -23,7 +24,9 @@ import polars as pl
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from marin_zephyr.durability import new_file
 from marin_zephyr.errors import UsageError
+from marin_zephyr.progress import Progress
 from marin_zephyr.text.clusters import Decision, candidate_components, decide
 from marin_zephyr.text.corpus import Size, open_corpus, open_session, written_size
 from marin_zephyr.text.minhash import Banding, choose_banding
@@ -40,7 +43,7 @@ class FuzzyDedupReport:
     Attributes:
         out_dir: the corpus written.
         kept: documents and bytes of the corpus written.
-        dropped: documents and bytes of the near-duplicates left out.
+        dropped: documents and bytes of the copies and near-duplicates left out.
         num_clusters: kept documents for which at least one other was dropped.
         num_candidates: documents that share a band key with another.
         num_compared: pairs of candidates whose whole n-gram sets were compared.
@@ -66,11 +69,12 @@ def fuzzy_dedup(
     recall: float = 0.995,
     workers: int = 2,
     work_dir: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> FuzzyDedupReport:
-    """Drops documents that are nearly the same as one that stays.
+    """Drops copies, and documents that are nearly the same as one that stays.
 
     Args:
-        in_dir: a corpus directory of distinct ids, as `exact_dedup` writes it.
+        in_dir: a corpus directory; without copies, as `exact_dedup` writes it, the texts are read once less.
         out_dir: the corpus directory to write.
         ngram: words in an n-gram.
         num_permutations: places in a MinHash signature.
@@ -78,15 +82,16 @@ def fuzzy_dedup(
         recall: the probability of finding a pair exactly at the threshold; more similar pairs are missed less often.
         workers: processes; 1 works in this process. The result is the same bytes whatever their number.
         work_dir: where sketches are kept, so that a later run goes on from there; by default a temporary directory.
+        progress: is told how it goes; by default lines of the log.
 
     Raises:
-        InputError: `in_dir` is no corpus, or holds one id twice.
+        InputError: `in_dir` is no corpus, or an empty one.
         UsageError: an argument is out of range.
     """
     banding = _check(ngram=ngram, num_permutations=num_permutations, threshold=threshold, recall=recall)
     corpus = open_corpus(in_dir)
     to_sketches = partial(sketch, ngram=ngram, num_permutations=num_permutations, banding=banding)
-    with open_session(workers=workers, work_dir=work_dir) as (session, work):
+    with open_session(workers=workers, work_dir=work_dir, progress=progress) as (session, work):
         sketched = corpus.dataset("id", "text", "num_bytes").map_batches(to_sketches, batch_format="arrow")
         # Hashes do not compress.
         session.run(sketched.write_parquet(work / "sketches", compression="none"), name="fuzzy_dedup: sketch")
@@ -95,9 +100,11 @@ def fuzzy_dedup(
         decisions = list(_decide_all(components, sketches, threshold=threshold))
         duplicates = _duplicates(decisions, sketches)
         stays = ~pl.col("id").is_in(duplicates["id"].to_list())
-        written = session.run(corpus.dataset().filter(stays).write_parquet(out_dir), name="fuzzy_dedup: write")
+        distinct = corpus.dataset().distinct(on="id") if sketches.num_copies else corpus.dataset()
+        written = session.run(distinct.filter(stays).write_parquet(out_dir), name="fuzzy_dedup: write")
     kept = written_size(written)
-    _write(duplicates, Path(out_dir) / "_duplicates" / "duplicates.parquet")
+    with new_file(Path(out_dir) / "_duplicates" / "duplicates.parquet") as path:
+        pq.write_table(duplicates.to_arrow(), path, compression="zstd")
     return FuzzyDedupReport(
         str(out_dir),
         kept=kept,
@@ -161,11 +168,3 @@ def _duplicates(decisions: Sequence[Decision], sketches: Sketches) -> pl.DataFra
             "num_bytes": sketches.num_bytes[dropped],
         }
     )
-
-
-def _write(frame: pl.DataFrame, path: Path) -> None:
-    """Writes a parquet file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.partial")
-    pq.write_table(frame.to_arrow(), unfinished, compression="zstd")
-    unfinished.replace(path)

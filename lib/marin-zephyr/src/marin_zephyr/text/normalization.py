@@ -22,6 +22,7 @@ import xxhash
 
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import InputError, UsageError
+from marin_zephyr.progress import Progress
 from marin_zephyr.text.corpus import COLUMNS, Size, open_session, written_size
 
 # Uncompressed bytes a shard: small enough that a few tens of megabytes keep several workers busy, large enough that a
@@ -62,6 +63,7 @@ def normalize(
     shard_bytes: int = SHARD_BYTES,
     workers: int = 2,
     work_dir: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> NormalizeReport:
     """Writes raw files as a corpus (see `marin_zephyr.text.corpus`).
 
@@ -77,6 +79,7 @@ def normalize(
         shard_bytes: bytes of input a shard of the corpus; small files share one.
         workers: processes; 1 works in this process. The result is the same bytes whatever their number.
         work_dir: kept between runs, so that a later one goes on from there; by default a temporary directory.
+        progress: is told how it goes; by default lines of the log.
 
     Raises:
         InputError: inputs are missing or empty, or none of their documents can be taken.
@@ -95,11 +98,12 @@ def normalize(
         with_source=True,
         root=root,
         columns=[field],
+        string_columns=[field],
         shard_bytes=shard_bytes,
     )
     texts = raw.map_batches(partial(select_text, text_field=field), batch_rows=_FILES_A_BATCH if whole_files else None)
     plan = _documents(texts, text_field=field, min_bytes=min_bytes).write_parquet(out_dir)
-    with open_session(workers=workers, work_dir=work_dir) as (session, _):
+    with open_session(workers=workers, work_dir=work_dir, progress=progress) as (session, _):
         report = session.run(plan, name="normalize")
     kept, num_rejected = written_size(report), report.counters["rejected"]
     if kept.documents == 0:
@@ -134,9 +138,7 @@ def _documents(rows: Dataset, *, text_field: str, min_bytes: int) -> Dataset:
 
 def select_text(rows: pl.DataFrame, *, text_field: str) -> pl.DataFrame:
     """The text of raw rows, null where there is none, beside where each row came from."""
-    is_text = rows.schema.get(text_field) == pl.String
-    text = pl.col(text_field) if is_text else pl.lit(None, dtype=pl.String)
-    return rows.select(text.alias("text"), "source", "source_row", "source_offset")
+    return rows.select(pl.col(text_field).cast(pl.String).alias("text"), "source", "source_row", "source_offset")
 
 
 def add_ids(rows: pl.DataFrame) -> pl.DataFrame:

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from marin_zephyr.errors import InputError
 from marin_zephyr.text.corpus import slices
 from marin_zephyr.text.minhash import Banding, band_keys, signatures
 from marin_zephyr.text.ngrams import ngram_sets
@@ -58,12 +57,13 @@ class Sketches:
 
     Attributes:
         files: parquet files, in order.
-        ids: [documents], distinct.
+        ids: [documents].
         num_bytes: int64 [documents], the lengths of the texts.
         num_ngrams: int64 [documents], the sizes of the n-gram sets.
         bands: uint64 [documents, num_bands].
         preferred: int64 [candidates], the rows of documents that have n-grams, from the longest text to the shortest,
-            equals by id.
+            equals by id; of copies, which have one id, only the first.
+        num_copies: documents whose id an earlier row has.
     """
 
     files: tuple[Path, ...]
@@ -72,6 +72,7 @@ class Sketches:
     num_ngrams: NDArray[np.int64]
     bands: NDArray[np.uint64]
     preferred: NDArray[np.int64]
+    num_copies: int
 
     def load_sets(self, rows: NDArray[np.integer]) -> dict[int, NDArray[np.uint64]]:
         """The n-gram sets of some rows, read a few hundred documents at a time."""
@@ -90,18 +91,13 @@ class Sketches:
 
 
 def open_sketches(directory: Path) -> Sketches:
-    """Reads the short columns of all sketches.
-
-    Raises:
-        InputError: an id stands twice, so that ids cannot say which document is meant.
-    """
+    """Reads the short columns of all sketches."""
     files = tuple(sorted(directory.glob("*.parquet")))
     index = pl.concat([pl.read_parquet(path, columns=["id", "num_bytes", "num_ngrams", "bands"]) for path in files])
-    repeated = index.filter(pl.col("id").is_duplicated())
-    if len(repeated):
-        raise InputError(f"fuzzy_dedup: id {repeated['id'][0]} stands more than once; run exact_dedup first")
+    is_first = pl.col("id").is_first_distinct()
     bands = index["bands"].explode(empty_as_null=False).to_numpy()
-    preferred = index.with_row_index("row").filter(pl.col("num_ngrams") > 0).sort(-pl.col("num_bytes"), "id")["row"]
+    candidates = index.with_row_index("row").filter(is_first & (pl.col("num_ngrams") > 0))
+    preferred = candidates.sort(-pl.col("num_bytes"), "id")["row"]
     return Sketches(
         files=files,
         ids=index["id"],
@@ -109,4 +105,5 @@ def open_sketches(directory: Path) -> Sketches:
         num_ngrams=index["num_ngrams"].to_numpy(),
         bands=bands.reshape(len(index), -1 if len(index) else 1),
         preferred=preferred.to_numpy().astype(np.int64),
+        num_copies=len(index) - index["id"].n_unique(),
     )

@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from marin_zephyr.errors import InputError, UsageError
+from marin_zephyr.progress import Progress
 from marin_zephyr.text.corpus import Size, open_corpus, open_session, written_size
 
 _RANGE = 1 << 64
@@ -47,6 +48,7 @@ def split(
     seed: int = 0,
     workers: int = 2,
     work_dir: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> SplitReport:
     """Divides a corpus into ``out_dir/train`` and ``out_dir/validation``, each a corpus in the order of the whole.
 
@@ -57,6 +59,7 @@ def split(
         seed: draws another split, in [0, 2**64).
         workers: processes; 1 works in this process. The result is the same bytes whatever their number.
         work_dir: kept between runs, so that a later one goes on from there; by default a temporary directory.
+        progress: is told how it goes; by default lines of the log.
 
     Raises:
         InputError: `in_dir` is no corpus, or all its documents have one id, so that one side would be empty.
@@ -76,7 +79,7 @@ def split(
         )
     threshold = min(max(round(validation_fraction * _RANGE), smallest + 1), largest)
     sizes = {}
-    with open_session(workers=workers, work_dir=work_dir) as (session, _):
+    with open_session(workers=workers, work_dir=work_dir, progress=progress) as (session, _):
         for side in ("train", "validation"):
             rows = corpus.dataset().map_batches(partial(select_side, side=side, threshold=threshold, seed=seed))
             report = session.run(rows.write_parquet(Path(out_dir) / side), name=f"split: {side}")

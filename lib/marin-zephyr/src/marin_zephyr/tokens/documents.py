@@ -8,11 +8,12 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
-from itertools import batched, islice
+from itertools import batched, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marin_zephyr.errors import BadRecordError, InputError, SchemaError
+from marin_zephyr.formats.files import check_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,8 +23,8 @@ _PARQUET = (".parquet",)
 _JSON_LINES = (".jsonl", ".ndjson")
 _ROWS_AT_ONCE = 1024
 
-# A run of rows: how many, and their texts with their sizes, read only when asked for. Skipping a run costs no decoding.
-type _Chunk = tuple[int, Iterator[tuple[str, int]]]
+# A run of rows: how many, and their texts, sizes and sources, read only when asked for. Skipping a run costs no decoding.
+type _Chunk = tuple[int, Iterator[tuple[str, int, str | None]]]
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,19 @@ class InputFile:
 
 
 class Document(NamedTuple):
-    """One row: the number of its input file, its text, and the length of the text in UTF-8 bytes."""
+    """One row.
+
+    Attributes:
+        file: the number of its input file.
+        text: its text.
+        num_bytes: the length of the text in UTF-8 bytes.
+        source: the file that it first came from, as a corpus's column ``source`` says; else the input file's name.
+    """
 
     file: int
     text: str
     num_bytes: int
+    source: str
 
 
 def input_files(inputs: str | Path | Sequence[str | Path]) -> tuple[InputFile, ...]:
@@ -50,7 +59,7 @@ def input_files(inputs: str | Path | Sequence[str | Path]) -> tuple[InputFile, .
             begin with ``.`` or ``_`` are left out), a glob, or a list of these.
 
     Raises:
-        InputError: an input does not exist, holds no file that can be read, or is of another format.
+        InputError: an input does not exist, is unfinished, holds no file that can be read, or is of another format.
     """
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
     files = [file for one in given for file in _expand(one)]
@@ -73,8 +82,8 @@ def read_documents(files: Sequence[InputFile], *, text_field: str = "text", skip
             if skip >= num_rows:
                 skip -= num_rows
                 continue
-            for text, num_bytes in islice(texts, skip, None):
-                yield Document(number, text, num_bytes)
+            for text, num_bytes, source in islice(texts, skip, None):
+                yield Document(number, text, num_bytes, source or file.name)
             skip = 0
 
 
@@ -96,6 +105,7 @@ def _expand(one: str | Path) -> list[InputFile]:
         found, wanted = [], "it does not exist"
     if not found:
         raise InputError(f"input {one}: {wanted}")
+    check_whole(found)
     return [InputFile(path=p, name=p.name) for p in sorted(found)]
 
 
@@ -107,32 +117,41 @@ def _parquet_chunks(path: Path, field: str) -> Iterator[_Chunk]:
     try:
         with pq.ParquetFile(path) as file:
             _check_column(path, file.schema_arrow, field)
+            columns = [field]
+            if "source" in file.schema_arrow.names and _is_text(file.schema_arrow.field("source").type):
+                columns.append("source")
             for group in range(file.num_row_groups):
-                yield file.metadata.row_group(group).num_rows, _parquet_texts(path, file, group, field)
+                yield file.metadata.row_group(group).num_rows, _parquet_texts(path, file, group, columns)
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def _parquet_texts(path: Path, file: "pq.ParquetFile", group: int, field: str) -> Iterator[tuple[str, int]]:
-    for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[field]):
+def _parquet_texts(
+    path: Path, file: "pq.ParquetFile", group: int, columns: list[str]
+) -> Iterator[tuple[str, int, str | None]]:
+    for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns):
         try:
-            texts = batch.column(0).to_pylist()
+            texts, *rest = (batch.column(name).to_pylist() for name in columns)
         except UnicodeDecodeError as error:
-            raise BadRecordError(f"{path}, row group {group}: column {field!r} is no valid UTF-8: {error}") from None
-        for text in texts:
-            yield text or "", len((text or "").encode())
+            raise BadRecordError(f"{path}, row group {group}: {columns[0]!r} is no valid UTF-8: {error}") from None
+        for text, source in zip(texts, rest[0] if rest else repeat(None, len(texts)), strict=True):
+            yield text or "", len((text or "").encode()), source
 
 
 def _check_column(path: Path, schema: "pa.Schema", field: str) -> None:
-    import pyarrow.types as types
-
     if field not in schema.names:
         raise SchemaError(
             f"{path} has no column {field!r}: it has {', '.join(schema.names)}; name one as the text field"
         )
     kind = schema.field(field).type
-    if not (types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)):
+    if not _is_text(kind):
         raise SchemaError(f"{path}: column {field!r} is {kind}, not a string")
+
+
+def _is_text(kind: "pa.DataType") -> bool:
+    import pyarrow as pa
+
+    return kind in (pa.string(), pa.large_string(), pa.string_view())
 
 
 def _json_chunks(path: Path, field: str) -> Iterator[_Chunk]:
@@ -146,12 +165,13 @@ def _json_chunks(path: Path, field: str) -> Iterator[_Chunk]:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _json_text(path: Path, number: int, line: bytes, field: str) -> tuple[str, int]:
+def _json_text(path: Path, number: int, line: bytes, field: str) -> tuple[str, int, str | None]:
     row: Any = None
     try:
         row = json.loads(line)
         text = "" if row[field] is None else row[field]
-        return text, len(text.encode())
+        source = row.get("source")
+        return text, len(text.encode()), source if isinstance(source, str) else None
     except UnicodeEncodeError as error:
         reason = f"field {field!r} holds a lone surrogate at character {error.start}"
     except ValueError as error:  # malformed JSON, or bytes that are no UTF-8

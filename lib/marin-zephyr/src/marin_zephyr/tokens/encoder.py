@@ -63,6 +63,7 @@ class EncodedDocument(NamedTuple):
 
     file: int
     num_bytes: int
+    source: str
     ids: "NDArray[np.int32]"
 
 
@@ -84,16 +85,16 @@ def encode_documents(
             for piece, ids in zip(batch, encoded, strict=True):
                 pieces.append(ids)
                 if piece.ends:
-                    yield EncodedDocument(piece.file, piece.num_bytes, specials.around(pieces))
+                    document = piece.document
+                    yield EncodedDocument(document.file, document.num_bytes, document.source, specials.around(pieces))
                     pieces = []
 
 
 class _Piece(NamedTuple):
-    """A document or a stretch of one; ``ends`` on its last, and the size is the document's."""
+    """A document's text or a stretch of it; ``ends`` on its last."""
 
     text: str
-    file: int
-    num_bytes: int
+    document: Document
     ends: bool
 
 
@@ -103,7 +104,7 @@ def _batches(documents: Iterable[Document], tokenizer: Tokenizer) -> "Iterator[l
     for document in documents:
         pieces = list(cut(document.text, tokenizer, limit=_PIECE_CHARS))
         for number, text in enumerate(pieces, 1):
-            batch.append(_Piece(text, document.file, document.num_bytes, ends=number == len(pieces)))
+            batch.append(_Piece(text, document, ends=number == len(pieces)))
             size += len(text)
             if size >= _BATCH_CHARS:
                 yield batch

@@ -6,7 +6,6 @@ order of the input: the store is the same, byte for byte, for any number of work
 
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
@@ -15,20 +14,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from marin_zephyr.durability import file_digest, sole_writer
 from marin_zephyr.errors import InputError, OutputError, UsageError
+from marin_zephyr.progress import LogProgress, Progress
 from marin_zephyr.tokens import resumption
 from marin_zephyr.tokens.documents import InputFile, input_files, read_documents
-from marin_zephyr.tokens.durability import file_digest, sole_writer
 from marin_zephyr.tokens.encoder import EncodedDocument, SpecialIds, encode_documents
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest
 from marin_zephyr.tokens.parts import dtype_for
 from marin_zephyr.tokens.resumption import PartSequence
 from marin_zephyr.tokens.store import TokenStore
 from marin_zephyr.tokens.tokenizer import Tokenizer, load_tokenizer
-
-logger = logging.getLogger(__name__)
-
-_LOG_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +67,7 @@ def tokenize(
     prepend_bos: bool = False,
     text_field: str = "text",
     work_dir: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> TokenizeReport:
     """Encodes the documents of ``inputs`` into a token store.
 
@@ -85,6 +82,7 @@ def tokenize(
         text_field: the column or field that holds the text.
         work_dir: where parts are until the store is complete; by default within ``out_dir``. Give one that outlives
             ``out_dir`` if that is a new directory for each attempt.
+        progress: is told how it goes; by default lines of the log.
 
     Raises:
         InputError: an input is missing, unreadable, or there is no document in any.
@@ -119,7 +117,7 @@ def tokenize(
             sequence = PartSequence(work, parts=parts, dtype=dtype_for(loaded.vocab_size), part_tokens=part_tokens)
             reused, num_known = len(parts), sequence.num_tokens
             rest = read_documents(files, text_field=text_field, skip=sequence.num_rows)
-            _write(encode_documents(rest, loaded, specials, workers=workers), sequence)
+            _write(encode_documents(rest, loaded, specials, workers=workers), sequence, progress or LogProgress())
             if not parts:
                 resumption.clear(work, remove=work_dir is None)
                 raise InputError(f"no document with text in {', '.join(str(file.path) for file in files[:3])}")
@@ -130,20 +128,17 @@ def tokenize(
     return _report(out, manifest, reused=reused, num_encoded=num_encoded, seconds=time.monotonic() - began)
 
 
-def _write(documents: Generator[EncodedDocument], sequence: PartSequence) -> None:
-    """Drains ``documents`` into ``sequence``, with a line in the log every two seconds."""
-    num_known = sequence.num_tokens
-    began = last = time.monotonic()
-    with closing(documents), closing(sequence):
-        for document in documents:
-            sequence.append(document)
-            now = time.monotonic()
-            if now - last >= _LOG_SECONDS:
-                last = now
-                speed = (sequence.num_tokens - num_known) / (now - began)
-                counts = f"{sequence.num_rows:,} documents, {sequence.num_tokens:,} tokens, {speed:,.0f} tokens/s"
-                logger.info("tokenize: %s", counts)
-        sequence.finish_part()
+def _write(documents: Generator[EncodedDocument], sequence: PartSequence, progress: Progress) -> None:
+    """Drains ``documents`` into ``sequence``."""
+    progress.start("tokenize", steps="documents", items="tokens", total=None, done=sequence.num_rows)
+    try:
+        with closing(documents), closing(sequence):
+            for document in documents:
+                sequence.append(document)
+                progress.advance(items=len(document.ids))
+            sequence.finish_part()
+    finally:
+        progress.finish()
 
 
 def _check_arguments(out: Path, work: Path, *, workers: int, part_tokens: int) -> None:

@@ -8,6 +8,7 @@ See: ``docs/reference/token-store.md``; NVIDIA Megatron-LM, ``megatron/core/data
 """
 
 import hashlib
+import json
 import os
 import struct
 import zlib
@@ -15,11 +16,12 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marin_zephyr.durability import replace_file, writing
 from marin_zephyr.errors import TokenStoreError
-from marin_zephyr.tokens.durability import replace_file, writing
 from marin_zephyr.tokens.manifest import FileRecord, PartRecord
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def part_name(number: int) -> str:
 
 def part_files(name: str) -> tuple[str, ...]:
     """The names of a part's files, the ids first."""
-    return tuple(f"{name}.{suffix}" for suffix in ("bin", "idx", "bytes", "crc"))
+    return tuple(f"{name}.{suffix}" for suffix in ("bin", "idx", "bytes", "crc", "sources"))
 
 
 class PartWriter:
@@ -66,6 +68,7 @@ class PartWriter:
         self._dtype = dtype
         self._lengths = array("i")
         self._text_bytes = array("q")
+        self._sources: list[tuple[str, int]] = []  # runs of documents of one source: its name, and their number
         self._checksums = array("I")
         self._digest = hashlib.sha256()
         self._size = 0
@@ -79,8 +82,16 @@ class PartWriter:
         """Documents so far."""
         return len(self._lengths)
 
-    def append(self, ids: "NDArray[np.integer]", *, num_bytes: int) -> None:
-        """Adds one document: its ids, shape ``[tokens]`` with special ones, and the UTF-8 length of its text."""
+    def append(self, ids: "NDArray[np.integer]", *, num_bytes: int, source: str) -> None:
+        """Adds one document.
+
+        Args:
+            ids: shape ``[tokens]``, special ones included.
+            num_bytes: the UTF-8 length of its text.
+            source: the name of the file that it came from.
+        """
+        run = self._sources.pop() if self._sources and self._sources[-1][0] == source else (source, 0)
+        self._sources.append((source, run[1] + 1))
         self._lengths.append(len(ids))
         self._text_bytes.append(num_bytes)
         self.num_tokens += len(ids)
@@ -104,6 +115,7 @@ class PartWriter:
             "idx": index_bytes(self._lengths, dtype=self._dtype),
             "bytes": np.asarray(self._text_bytes, "<i8").tobytes(),
             "crc": np.asarray(self._checksums, "<u4").tobytes(),
+            "sources": "".join(json.dumps(run) + "\n" for run in self._sources).encode(),
         }
         files = {f"{self.name}.bin": FileRecord(size=self._size, sha256=self._digest.hexdigest())}
         for suffix, data in sidecars.items():
@@ -173,6 +185,13 @@ class Part:
     def text_bytes(self) -> "NDArray[np.int64]":
         """UTF-8 bytes of each document's text: shape ``[num_documents]``."""
         return self._view("bytes", "<i8", self.record.num_documents)
+
+    @cached_property
+    def sources(self) -> tuple[list[str], list[int]]:
+        """The name of each run of documents of one source, and the number of its first document and the total."""
+        lines = (self.directory / f"{self.record.name}.sources").read_text(encoding="utf-8").splitlines()
+        names, counts = zip(*map(json.loads, lines), strict=True)
+        return list(names), [0, *accumulate(counts)]
 
     def document(self, index: int) -> "NDArray[np.integer]":
         """The ids of the part's document ``index``."""

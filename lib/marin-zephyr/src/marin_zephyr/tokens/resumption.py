@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from marin_zephyr.durability import file_digest, replace_file, sync, writing
 from marin_zephyr.errors import OutputError, TokenStoreError
-from marin_zephyr.tokens.durability import file_digest, replace_file, sync_directory, writing
 from marin_zephyr.tokens.encoder import EncodedDocument
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest, PartRecord
 from marin_zephyr.tokens.parts import PartWriter, part_name
@@ -26,7 +26,7 @@ from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE, Tokenizer
 
 _PLAN_FILE = "plan.json"
 # Everything that a run may leave in either directory, files that a kill caught before their renaming included.
-_OURS = re.compile(r"\.?(part-\d{5}\.(bin|idx|bytes|crc|json)|(tokenizer|manifest|plan)\.json)(\.\d+\.tmp)?")
+_OURS = re.compile(r"\.?(part-\d{5}\.(bin|idx|bytes|crc|sources|json)|(tokenizer|manifest|plan)\.json)(\.\d+\.tmp)?")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class PartSequence:
             return
         if self._writer is None:
             self._writer = PartWriter(self._work, part_name(len(self.parts)), dtype=self._dtype)
-        self._writer.append(document.ids, num_bytes=document.num_bytes)
+        self._writer.append(document.ids, num_bytes=document.num_bytes, source=document.source)
         self._documents_by_file[document.file] += 1
         if self._writer.num_tokens >= self._part_tokens:
             self.finish_part()
@@ -164,7 +164,7 @@ def publish(work: Path, out_dir: Path, manifest: Manifest, tokenizer: Tokenizer)
         _remove_ours(out_dir, keep=set())
         for name in files:
             _place(work / name, out_dir / name)
-    replace_file(out_dir / TOKENIZER_FILE, tokenizer.content)
+    replace_file(out_dir / TOKENIZER_FILE, tokenizer.content)  # which makes the names of the parts durable as well
     replace_file(out_dir / MANIFEST_FILE, manifest.to_bytes())
 
 
@@ -207,6 +207,4 @@ def _place(source: Path, target: Path) -> None:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
-        with target.open("rb+") as file:
-            os.fsync(file.fileno())
-    sync_directory(target.parent)
+        sync(target)

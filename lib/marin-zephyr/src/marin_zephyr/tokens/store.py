@@ -17,8 +17,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from marin_zephyr.durability import file_digest
 from marin_zephyr.errors import TokenStoreError
-from marin_zephyr.tokens.durability import file_digest
 from marin_zephyr.tokens.manifest import Manifest
 from marin_zephyr.tokens.parts import BLOCK_BYTES, NUMPY_DTYPES, Part
 from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
@@ -35,13 +35,13 @@ class Location(NamedTuple):
         part: the part's name.
         document: the document's number in the store.
         offset: the token's number in that document.
-        source: name of the input file that the document came from, or None if the manifest does not tell.
+        source: the name of the file that the document came from (see `TokenStore.source`).
     """
 
     part: str
     document: int
     offset: int
-    source: str | None
+    source: str
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class TokenStore:
         return slices[0] if len(slices) == 1 else np.concatenate(slices)
 
     def locate(self, token: int) -> Location:
-        """The part, the document and the input file that token ``token`` of the store belongs to.
+        """The part, the document and the file that token ``token`` of the store belongs to.
 
         Raises:
             IndexError: there is no such token.
@@ -165,13 +165,18 @@ class TokenStore:
         index = self._first_documents[number] + document
         return Location(part.record.name, index, within - int(starts[document]), self.source(index))
 
-    def source(self, index: int) -> str | None:
-        """The name of the input file that document ``index`` came from, or None if the manifest does not tell."""
-        inputs = self.manifest.lineage.get("inputs") or ()
-        counts = [file.get("num_documents") for file in inputs]
-        if not counts or None in counts:
-            return None
-        return inputs[_find([0, *accumulate(counts)], index, "document")[0]].get("name")
+    def source(self, index: int) -> str:
+        """The name of the file that document ``index`` came from.
+
+        That is what the input's column ``source`` says, where it has one, as a corpus has: the raw file, relative to
+        the raw corpus's root. Where it has none, it is the name of the file that was tokenized.
+
+        Raises:
+            IndexError: there is no such document.
+        """
+        number, within = _find(self._first_documents, index, "document")
+        names, firsts = self.parts[number].sources
+        return names[_find(firsts, within, "document")[0]]
 
     def verify(self) -> tuple[Damage, ...]:
         """Reads every byte of every part; what is damaged, or nothing."""

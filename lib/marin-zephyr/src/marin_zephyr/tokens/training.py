@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marin_zephyr.durability import replace_file
 from marin_zephyr.errors import InputError, UsageError
 from marin_zephyr.tokens.documents import InputFile, input_files, read_documents
-from marin_zephyr.tokens.durability import replace_file
 from marin_zephyr.tokens.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:

@@ -2,11 +2,14 @@
 
 A file is written under a hidden name, flushed to the disk and renamed: whoever finds it finds all of it, after a kill
 or a power cut too. A directory is locked with ``flock`` on the directory itself, so that the lock leaves no file behind
-and ends with the process that holds it, however that process ends.
+and ends with the process that holds it, however that process ends. An operating system that will not write is an
+`OutputError` that names the path and, where there is one, the fix.
 
 See: Pillai et al., "All File Systems Are Not Created Equal" (OSDI 2014), for why both the file and its directory are
-synced."""
+synced.
+"""
 
+import errno
 import hashlib
 import os
 from collections.abc import Generator
@@ -15,18 +18,30 @@ from pathlib import Path
 
 from marin_zephyr.errors import OutputBusyError, OutputError
 
+_FIXES = {
+    errno.ENOSPC: "; free some space and run again: committed work is kept",
+    errno.EACCES: "; check permissions, or choose another place",
+    errno.EROFS: "; choose another place",
+}
+
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
     """Turns a failure of the operating system inside the block into an `OutputError` that names ``path``."""
     try:
         yield
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    except OSError as e:
+        raise OutputError(f"{path}: cannot write ({e.strerror or e}){_FIXES.get(e.errno or 0, '')}") from e
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes ``data`` to ``path`` so that readers see the old file or the whole new one.
+@contextmanager
+def new_file(path: Path, *, durable: bool = True) -> Generator[Path]:
+    """Gives a hidden path to write to, and renames it to ``path`` when the block ends without an error.
+
+    Args:
+        path: readers see the old file there, or the whole new one. Its directory is made if need be.
+        durable: flush file and name to the disk first; without, the file may be lost or cut by a power cut, though
+            not by a kill: for what a reader checks, or can do without.
 
     Raises:
         OutputError: the directory cannot be written, or the disk is full.
@@ -35,20 +50,26 @@ def replace_file(path: Path, data: bytes) -> None:
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with hidden.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            yield hidden
+            if durable:
+                sync(hidden)
             hidden.replace(path)
-        except OSError:
+        except BaseException:
             hidden.unlink(missing_ok=True)
             raise
-        sync_directory(path.parent)
+        if durable:
+            sync(path.parent)
 
 
-def sync_directory(directory: Path) -> None:
-    """Makes the names in ``directory`` durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
+def replace_file(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Writes ``data`` to ``path``; see `new_file`."""
+    with new_file(path, durable=durable) as hidden:
+        hidden.write_bytes(data)
+
+
+def sync(path: Path) -> None:
+    """Makes a file's content, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -78,9 +99,7 @@ def sole_writer(directory: Path) -> Generator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise OutputBusyError(
-                f"{directory} is being written by another run: wait for it, or choose another directory"
-            ) from None
+            raise OutputBusyError(f"{directory}: another run is writing it; wait for it, or stop it") from None
         yield
     finally:
         os.close(descriptor)

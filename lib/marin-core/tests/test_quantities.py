@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_core.web.quantities import format_bytes, format_number, format_quantity, format_seconds, format_time, label
+from marin_core.quantities import format_bytes, format_number, format_quantity, format_seconds, format_time, label
 
 
 @pytest.mark.parametrize(

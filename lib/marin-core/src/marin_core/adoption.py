@@ -1,0 +1,110 @@
+"""Adopted data: a step for files that exist already.
+
+Adopted data is named by what is in it (relative paths, sizes, sha256), so the same files elsewhere are the same input,
+and a changed byte is a new one. It is read-only by construction: its step has no body, and the runner never writes
+outside the prefix.
+
+A file's sha256 is remembered between processes (`remembered`) beside its size, times and inode, so that planning over
+a large corpus reads it once and not each time. As in git's index, a file that changed just before it was read is not
+remembered: a later change within the same tick of the clock would leave its stamp as it was. The change time is part
+of the stamp because, other than the modification time, no program can set it back.
+"""
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from marin_core.errors import UsageError
+from marin_core.handles import relative_name
+from marin_core.remembered import recall, remember
+from marin_core.steps import Step, StepFunction
+
+_SCHEMA = 1
+_MEMORY = "adopted"
+_SETTLED_NS = 2_000_000_000
+"""Nanoseconds that a file must have stood still before it was read; file systems' clocks tick every 2 s at worst."""
+
+Stamp = list[int]
+"""Size, modification time, change time (ns) and inode: as long as these stay, the content does."""
+
+
+def adopt(path: str | os.PathLike[str], *, name: str | None = None, files: Iterable[str] | None = None) -> Step:
+    """A step whose output is a file or directory that exists already. It is read, hashed and never written.
+
+    Args:
+        path: a local file or directory.
+        name: the step's name; default the path's last component.
+        files: the files under ``path`` that matter, relative to it; default all. What else lies there has no part
+            in the identity, so a body must not read it.
+
+    Raises:
+        UsageError: there is nothing at the path, or a file is missing, unreadable or being written.
+    """
+    root = Path(path).expanduser().resolve()
+    if not root.exists():
+        raise UsageError(f"adopt({str(path)!r}): there is no such file or directory")
+    listing = _listing(root, files)
+    content = hashlib.sha256(os.fsencode("".join(f"{n}\0{size}\0{sha256}\n" for n, size, sha256 in listing)))
+    num_bytes = sum(size for _, size, _ in listing)
+    handle = _adopted(
+        content=content.hexdigest(), num_files=len(listing), num_bytes=num_bytes, name=name or _word(root.name)
+    )
+    return replace(handle, external=str(root))
+
+
+def _existing_data(*, content: str, num_files: int, num_bytes: int) -> None:
+    """Data that was there before; the digest of its listing is its identity."""
+
+
+_adopted = StepFunction(_existing_data)
+
+
+def _listing(root: Path, files: Iterable[str] | None) -> list[tuple[str, int, str]]:
+    """Name, size and sha256 of every file, in order of name."""
+    base = root.parent if root.is_file() else root
+    names = sorted(set(map(relative_name, files))) if files is not None else _names(root)
+    memory: dict[str, Any] = recall(_MEMORY, f"{_SCHEMA} {base}") or {}
+    before = time.time_ns()
+    try:
+        stamps = {name: _stamp(base, name) for name in names}
+        unread = [name for name in names if memory.get(name, [None])[0] != stamps[name]]
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            read = dict(zip(unread, pool.map(lambda name: _sha256(base, name), unread), strict=True))
+        changed = next((name for name in unread if _stamp(base, name) != stamps[name]), None)
+    except OSError as e:
+        raise UsageError(f"adopt({str(root)!r}): {e.filename}: {e.strerror}") from e
+    if changed is not None:
+        raise UsageError(f"adopt({str(root)!r}): {changed} changed while it was read; try again when it is at rest")
+    settled = {n: [stamps[n], read[n]] for n in unread if max(stamps[n][1:3]) <= before - _SETTLED_NS}
+    if settled:
+        remember(_MEMORY, f"{_SCHEMA} {base}", memory | settled)
+    return [(name, stamps[name][0], read.get(name) or memory[name][1]) for name in names]
+
+
+def _names(root: Path) -> list[str]:
+    if root.is_file():
+        return [root.name]
+    return sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
+
+
+def _stamp(base: Path, name: str) -> Stamp:
+    path = f"{base}/{name}"
+    found = os.stat(path)  # noqa: PTH116  a path object for each of 100,000 files takes longer than the look at it
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"adopt({str(base)!r}): {name} is not a file")
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def _sha256(base: Path, name: str) -> str:
+    with (base / name).open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _word(text: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in text).lstrip(".-") or "data"

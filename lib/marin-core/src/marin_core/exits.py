@@ -1,0 +1,48 @@
+"""Exits: how a command line ends, for scripts and for the ``marin`` command alike.
+
+A user's mistake is one line on stderr and an exit code; a bug keeps its traceback. A mistake is any exception with an
+integer ``exit_code``, of whatever package, and any error of the operating system (a file that is not there, a full
+disk), which says by itself what it is about.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from io import TextIOWrapper
+
+from marin_core.errors import RunInterrupted
+
+_BROKEN_PIPE = 141
+"""What a shell reports of a program that SIGPIPE ended."""
+
+
+def exit_code_of(error: BaseException) -> int | None:
+    """The exit code of a mistake; None for a bug."""
+    code = getattr(error, "exit_code", None)
+    if isinstance(code, int) and not isinstance(code, bool):
+        return code
+    return 2 if isinstance(error, OSError) else None
+
+
+def guarded(command: Callable[[], int]) -> int:
+    """Runs a command to its end and returns the exit code: its own, or that of the mistake it has told of."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may hold bytes that are no text
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as e:
+        kept = ": finished steps are kept, running ones were stopped" if isinstance(e, RunInterrupted) else ""
+        print(f"interrupted{kept}", file=sys.stderr)  # noqa: T201
+        return getattr(e, "exit_code", 130)
+    except BrokenPipeError:
+        # Whoever read stdout has left, as `head` does; Python would complain of the rest when it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except Exception as e:
+        code = exit_code_of(e)
+        if code is None:
+            raise
+        print(f"error: {e}", file=sys.stderr)  # noqa: T201
+        return code
