@@ -50,7 +50,9 @@ def test_an_experiment_installs_no_test_or_documentation_tooling(root):
     assert set(root["dependency-groups"]) == {"dev", "test", "lint", "typecheck", "layering", "docs", "bench"}
 
 
-def test_the_main_job_downloads_neither_ray_nor_torch_nor_a_plotting_server(lock):
+@pytest.fixture(scope="module")
+def main_job(lock) -> dict[str, list[dict]]:
+    """All that `uv run experiments/...` installs: package name -> its entries in the lock file."""
     by_name: dict[str, list[dict]] = {}
     for package in lock:
         by_name.setdefault(package["name"], []).append(package)
@@ -60,7 +62,24 @@ def test_the_main_job_downloads_neither_ray_nor_torch_nor_a_plotting_server(lock
         if name not in reached:
             reached.add(name)
             todo += [d["name"] for package in by_name[name] for d in package.get("dependencies", [])]
-    assert reached.isdisjoint({"ray", "torch", "plotly", "datasets", "pandas", "pytest", "nox", "tensorflow"})
+    return {name: by_name[name] for name in reached}
+
+
+def test_the_main_job_downloads_neither_ray_nor_torch_nor_a_plotting_server(main_job):
+    assert main_job.keys().isdisjoint({"ray", "torch", "plotly", "datasets", "pandas", "pytest", "nox", "tensorflow"})
+
+
+def test_the_main_job_downloads_at_most_400_megabytes(main_job):
+    fits = re.compile(
+        r"-(py3|py2\.py3|cp312|cp3\d+-abi3)-.*(any|manylinux\S*x86_64)\.whl$|-cp3\d+-abi3-manylinux\S*x86_64"
+    )
+    sizes = {}
+    for name, entries in main_job.items():
+        wheels = [w for entry in entries for w in entry.get("wheels", [])]
+        sizes[name] = max((w["size"] for w in wheels if fits.search(w["url"])), default=0)
+    unsized = [name for name, size in sizes.items() if not size and not name.startswith("marin-")]
+    assert set(unsized) <= {"colorama"}, f"no wheel for Linux and Python 3.12: {unsized}"
+    assert 50e6 < sum(sizes.values()) <= 400e6
 
 
 def test_versions_are_in_lock_step(root):

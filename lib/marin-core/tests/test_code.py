@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from marin_core.code import Code, Reach
+from marin_core.errors import EncodingError
 
 numbers = itertools.count()
 
@@ -88,6 +89,8 @@ def test_what_cannot_change_a_result_does_not_count(code_of: Callable[..., Code]
         ("return x * LIMIT", "return LIMIT * x", "helper"),
         ("helper(2)", "helper(3)", "Shape"),
         ('TABLE = {"a": 1}', 'TABLE = {"a": 1}\n    TABLE["b"] = 2', "TABLE"),
+        ('TABLE = {"a": 1}', 'TABLE = {"a": 1}\n    TABLE.update(b=2)', "TABLE"),
+        ("LIMIT = 3", "match 1:\n        case _:\n            LIMIT = 3", "LIMIT"),
         ("len(shadowing(n))", "len(shadowing(n + 1))", "work"),
         ("n: int = 1", "n: int = 2", "work"),
     ],
@@ -145,8 +148,13 @@ def test_a_dynamic_import_reaches_every_module_of_the_package(code_of: Callable[
     assert {"pkg.helpers:f", "pkg.other:f"} <= set(units)
 
 
+def test_source_that_is_not_python_is_named_with_its_line(code_of: Callable[..., Code]) -> None:
+    main = "from marin_core import step\n@step\ndef work():\n    import pkg.broken\n    return pkg.broken.f()\n"
+    with pytest.raises(EncodingError, match=r"broken\.py:2: .*must be valid"):
+        code_of(broken="def f():\n    return (\n", main=main)
+
+
 def test_mutual_recursion_and_missing_names_end(code_of: Callable[..., Code]) -> None:
-    main = "from marin_core import step\nfrom pkg import nothing_here_statically\n"
-    main = main.replace("from pkg import nothing_here_statically\n", "")
+    main = "from marin_core import step\n"
     main += "def a():\n    return b()\ndef b():\n    return a() or undefined_name\n@step\ndef work():\n    return a()\n"
     assert set(code_of(main=main).units) == {"pkg.main:a", "pkg.main:b", "pkg.main:work"}

@@ -66,10 +66,8 @@ SCRIPT = textwrap.dedent(
 
 
 def until(condition: Callable[[], object], *, what: str) -> None:
-    """Waits for a state of the world that must come; fails loudly if it does not."""
-    deadline = time.monotonic() + 60
+    """Waits for a state of the world that must come; if it does not, the suite's own timeout shows what was waited for."""
     while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.01)
 
 
@@ -137,7 +135,7 @@ def test_sigkill_of_the_driver_takes_the_bodies_along_and_a_rerun_continues(job:
     until(lambda: not any(alive(pid) for pid in job.pids()), what="the body and its child die")
     assert job.records("slow") == []
     job.open_gate()
-    out, err = job.start().communicate(timeout=60)
+    out, err = job.start().communicate()
     assert err == ""
     assert job.value() == "WHOLE BEHIND"
     assert (job.count("first"), job.count("slow"), job.count("last")) == (1, 2, 1)
@@ -151,14 +149,14 @@ def test_sigkill_of_the_driver_takes_the_bodies_along_and_a_rerun_continues(job:
 
 def test_the_script_does_not_run_as_main_again_in_a_body(job: Job) -> None:
     job.open_gate()
-    assert job.start().wait(timeout=60) == 0
+    assert job.start().wait() == 0
     assert job.count("main") == 1
 
 
 def test_a_script_that_calls_main_unguarded_does_not_start_itself_again(job: Job) -> None:
     job.script.write_text(SCRIPT.replace('if __name__ == "__main__":', "if True:"))
     job.open_gate()
-    assert job.start().wait(timeout=60) == 0
+    assert job.start().wait() == 0
     assert job.count("first") == 1
 
 
@@ -166,7 +164,7 @@ def test_an_interrupted_inline_body_is_cancelled(job: Job) -> None:
     driver = job.start("--launcher", "inline")
     until(lambda: job.count("child") == 1, what="the slow body starts")
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(timeout=60) == 130
+    assert driver.wait() == 130
     assert job.records("slow") == []
     record = json.loads(next((job.directory / ".marin/runs").glob("*.json")).read_text())
     assert [n["outcome"] for n in record["nodes"]] == ["succeeded", "cancelled", "cancelled"]
@@ -176,7 +174,7 @@ def test_sigkill_of_a_body_is_reported_with_its_log(job: Job) -> None:
     driver = job.start()
     until(lambda: job.count("slow") == 1, what="the slow body starts")
     os.kill(job.pids()[0], signal.SIGKILL)
-    out, _ = driver.communicate(timeout=60)
+    out, _ = driver.communicate()
     assert driver.returncode == 1
     assert "step slow failed: Crash: the body was killed by SIGKILL" in out
     assert "last: blocked (blocked by slow)" in out
@@ -188,10 +186,10 @@ def test_a_signal_stops_the_bodies_and_records_the_run_as_cancelled(job: Job, nu
     driver = job.start()
     until(lambda: job.count("child") == 1, what="the slow body starts")
     driver.send_signal(number)
-    _, err = driver.communicate(timeout=60)
+    _, err = driver.communicate()
     assert driver.returncode == code
     assert err == "interrupted: finished steps are kept, running ones were stopped\n"
-    assert not any(alive(pid) for pid in job.pids())
+    until(lambda: not any(alive(pid) for pid in job.pids()), what="the body and its child die")
     assert job.records("slow") == []
     record = json.loads(next((job.directory / ".marin/runs").glob("*.json")).read_text())
     assert record["status"] == "cancelled"
@@ -202,7 +200,7 @@ def test_two_runners_on_one_graph_execute_each_step_once(job: Job) -> None:
     drivers = [job.start(), job.start()]
     until(lambda: job.count("slow") == 1, what="one of them starts the slow step")
     job.open_gate()
-    outs = [d.communicate(timeout=60)[0] for d in drivers]
+    outs = [d.communicate()[0] for d in drivers]
     assert [d.returncode for d in drivers] == [0, 0]
     assert (job.count("first"), job.count("slow"), job.count("last")) == (1, 1, 1)
     assert job.value() == "WHOLE BEHIND"
@@ -213,14 +211,13 @@ def test_a_second_runner_takes_over_when_the_holder_dies(job: Job) -> None:
     holder = job.start()
     until(lambda: job.count("child") == 1, what="the holder's body starts")
     second = job.start()
-    os.set_blocking(second.stdout.fileno(), True)
     line = ""
     while "waiting for it" not in line:
         line = second.stdout.readline()
         assert line, "the second runner ended without waiting"
     os.kill(holder.pid, signal.SIGKILL)
     job.open_gate()
-    second.communicate(timeout=60)
+    second.communicate()
     assert second.returncode == 0
     assert job.value() == "WHOLE BEHIND"
     assert job.records("slow")[0]["epoch"] == 2

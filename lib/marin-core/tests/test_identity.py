@@ -101,6 +101,11 @@ def test_order_of_a_mapping_does_not_matter(mapping: dict[Any, int]) -> None:
     assert encode(mapping, where="m") == encode(backwards, where="m")
 
 
+def test_texts_that_are_no_utf8_have_digests_of_their_own() -> None:
+    alike = ["\udce9", "\\udce9", "\udcea", "é"]
+    assert len({digest(encode(v, where="v")) for v in alike}) == len(alike)
+
+
 def test_types_with_equal_content_differ() -> None:
     alike = [
         1,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_core.progress import bar_text, seconds_text, size_text
+from marin_core.progress import bar_text
 
 
 @pytest.mark.parametrize("line", ["step 30/120  loss 4.3", "7 of 14 parts", "1,500/6,000 rows"])
@@ -23,13 +23,3 @@ def test_any_other_line_stays_as_it_is(line):
 @given(st.text())
 def test_no_line_breaks_the_display(line):
     assert bar_text(line).endswith(line)
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(3.24, "3.2 s"), (245, "4 min 05 s"), (7620, "2 h 07 min")])
-def test_seconds_are_told_in_the_unit_that_fits(seconds, text):
-    assert seconds_text(seconds) == text
-
-
-@pytest.mark.parametrize(("size", "text"), [(312, "312 B"), (4_100_000, "4.1 MB"), (2.5e15, "2500.0 TB")])
-def test_sizes_are_told_in_the_unit_that_fits(size, text):
-    assert size_text(size) == text

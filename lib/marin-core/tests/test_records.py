@@ -42,7 +42,7 @@ def records(kind: Any) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", [StepRecord, AttemptRecord, NodeRecord, RunRecord])
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_records_round_trip(kind: type, data: st.DataObject) -> None:
     record = data.draw(records(kind))

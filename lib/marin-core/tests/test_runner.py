@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -10,11 +11,11 @@ from typing import Any
 import pytest
 
 from marin_core import MissingOutputError, StepFailedError, StepRunner, adopt, leases, lower, resolve, run
-from marin_core.errors import PrefixError, UsageError
+from marin_core.errors import DriftError, PrefixError, UsageError
 from marin_core.reasons import Options
 
 FLOW = """
-    import os
+    import os, signal
     from dataclasses import dataclass
     from pathlib import Path
     from marin_core import Input, Out, Work, step
@@ -54,7 +55,7 @@ FLOW = """
         return work.epoch
 
     @step
-    def broken(*, how: str = "raise", upstream: object = None) -> int:
+    def broken(out: Out, *, how: str = "raise", upstream: object = None) -> int:
         if how == "raise":
             raise ValueError("no such luck")
         if how == "exit":
@@ -63,7 +64,10 @@ FLOW = """
             os.kill(os.getpid(), 9)
         if how == "json":
             return {"a": [1, {2, 3}]}
+        if how == "signal":
+            os.kill(os.getpid(), signal.SIGRTMIN + 1)
         if how == "link":
+            (out / "link").symlink_to("elsewhere")
             return 0
         error = RuntimeError("corpus 'x' is empty; name another")
         error.exit_code = 2
@@ -175,6 +179,8 @@ def test_a_versioned_step_refuses_changed_code_and_recipe(flow: ModuleType, pref
         ("raise", "ValueError", "no such luck", 1),
         ("exit", "Crash", "ended with exit code 7 and left no result", 1),
         ("kill", "Crash", "killed by SIGKILL", 1),
+        ("signal", "Crash", f"killed by {signal.strsignal(signal.SIGRTMIN + 1)}", 1),
+        ("link", "UsageError", "output link is a symbolic link", 1),
         ("json", "TypeError", r"broken returned['a'][1] a set, which has no JSON form", 1),
         ("user", "RuntimeError", "corpus 'x' is empty; name another", 2),
     ],
@@ -230,6 +236,45 @@ def test_only_and_until_restrict_what_runs(flow: ModuleType, prefix: str) -> Non
     assert [a.split("/")[0] for a in forced.executed] == ["text", "count", "describe"]
     with pytest.raises(UsageError, match="--only nothing: no step of that name; there are text"):
         run(target, prefix=prefix, options=Options(only=("nothing",)))
+
+
+def test_code_that_is_only_reported_hides_no_other_change(module: Any, prefix: str) -> None:
+    flow = module(FLOW.replace("@step\n    def count", '@step(on_code_change="report")\n    def count'))
+    run(chain(flow), prefix=prefix, launcher="inline")
+    path = Path(flow.__file__)
+    path.write_text(path.read_text().replace("max(words", "min(words"))
+    assert decisions(run(chain(flow), prefix=prefix))["count"][1].endswith("only reported")
+    path.write_text(path.read_text().replace(".strip().lower()", ".upper()"))
+    assert decisions(run(chain(flow), prefix=prefix))["count"] == ("succeeded", "input source changed")
+
+
+def test_damaged_output_is_served_neither_by_only_nor_by_accept(flow: ModuleType, prefix: str) -> None:
+    report = run(chain(flow), flow.text(version="v1"), prefix=prefix, launcher="inline")
+    for address in (report.graph.addresses[1], "text/v1"):
+        next((Path(prefix) / address / "attempts/1/out").rglob("text.txt")).write_text("truncat")
+    only = run(chain(flow), prefix=prefix, launcher="inline", options=Options(only=("count",), force=("count",)))
+    assert decisions(only)["clean"][0] == "unselected"
+    assert decisions(only)["count"][0] == "blocked"
+    changed = flow.text(version="v1", content="other")
+    accepted = run(changed, prefix=prefix, launcher="inline", options=Options(accept=("text",)))
+    assert accepted.exit_code == 3
+    with pytest.raises(DriftError, match="output is damaged: sub/text.txt has 7 bytes instead of 8; --rebuild text"):
+        accepted.value(changed)
+
+
+def test_any_text_passes_through_arguments_values_and_file_names(module: Any, prefix: str) -> None:
+    odd = module("""
+        from marin_core import Out, step
+
+        @step
+        def odd(out: Out, *, text: str) -> list:
+            (out / "caf\udce9").write_text("")
+            return [text, "\udce9"]
+    """)
+    target = odd.odd(text="if __name__ == '__main__': \udce9")
+    report = run(target, prefix=prefix)
+    assert report.value(target) == ["if __name__ == '__main__': \udce9", "\udce9"]
+    assert run(target, prefix=prefix).executed == ()
 
 
 def test_a_damaged_or_corrupt_step_is_made_again_and_others_are_not(flow: ModuleType, prefix: str) -> None:

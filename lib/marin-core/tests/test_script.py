@@ -45,6 +45,8 @@ SCRIPT = textwrap.dedent(
             mode: what to count.
             times: multiplies.
         """
+        if corpus == "unread":
+            open("unread.txt")
         if corpus == "nowhere":
             raise CorpusError("--corpus nowhere: no such file; give a path")
         return count(text(corpus=corpus), mode=mode, times=times, name="count/" + mode)
@@ -108,6 +110,7 @@ def test_a_plan_runs_and_writes_nothing(script: Run, tmp_path: Path) -> None:
     ("flags", "code", "message"),
     [
         (["--corpus", "nowhere"], 2, "error: --corpus nowhere: no such file; give a path"),
+        (["--corpus", "unread"], 2, "error: [Errno 2] No such file or directory: 'unread.txt'"),
         (["--only", "nothing"], 2, "error: --only nothing: no step of that name; there are text, count/chars"),
         (["--launcher", "cloud"], 2, "error: --launcher cloud: give inline, process or module:factory"),
         (["--keep-going", "--fail-fast"], 2, "error: --keep-going and --fail-fast contradict each other"),
@@ -190,7 +193,7 @@ def test_a_terminal_gets_a_live_table(script: Run, tmp_path: Path) -> None:
         except OSError:
             break
     os.close(master)
-    assert process.wait(timeout=60) == 0
+    assert process.wait() == 0
     shown = b"".join(chunks).decode()
     assert "✓" in shown
     assert "counted 6" in shown
@@ -222,9 +225,21 @@ def test_marin_reads_a_prefix(marin: Run, tmp_path: Path) -> None:
     deep = marin("verify", "--deep")
     assert deep.returncode == 1
     assert "t.txt has another sha256 than recorded" in deep.stdout
+    assert "Not a directory" in marin("report", "--html", "job.py/page.html").stderr
     record = next((tmp_path / ".marin/text").glob("*/step.json"))
     record.write_text("{")
     assert "corrupt" in marin("verify").stdout
+    assert "corrupt" in marin("status").stdout
+    assert marin("verify", "count/chars").stdout == "1 steps checked, 0 damaged\n"
+
+
+def test_a_reader_that_leaves_early_is_no_error(script: Run, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "job.py", "--plan"]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize(
@@ -235,6 +250,8 @@ def test_marin_reads_a_prefix(marin: Run, tmp_path: Path) -> None:
         (["logs", "nope"], "no attempt at a step of this address or name"),
         (["report", "nope", "--html", "x.html"], "run nope: no such run"),
         (["verify", "nope"], "no committed step of this address or name"),
+        (["graph", "job.py", "--corpus", "nowhere"], "--corpus nowhere: no such file; give a path"),
+        (["explain", "job.py", "--corpus", "unread"], "No such file or directory: 'unread.txt'"),
     ],
 )
 def test_marin_names_what_is_not_there(marin: Run, arguments: list[str], message: str) -> None:

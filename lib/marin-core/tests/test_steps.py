@@ -69,6 +69,7 @@ def test_roles_follow_string_annotations() -> None:
         (lambda: sweep(make, over={"size": [1]}, size=2), "both swept over and fixed"),
         (lambda: adopt("/nowhere/at/all"), "no such file or directory"),
         (lambda: lower([]), "no step to run"),
+        (lambda: join(make(), [], table=({make()},)), r"<Step 'make' = make\(…\)> is inside a set, .* pass a list"),
     ],
 )
 def test_mistakes_are_named(call: Any, message: str) -> None:
@@ -86,7 +87,7 @@ def test_later_changes_to_arguments_do_not_reach_the_handle() -> None:
 
 def test_upstream_steps_are_found_at_any_depth() -> None:
     steps = [make(size=i) for i in range(5)]
-    value = [steps[0], {"a": (steps[1], [steps[2]])}, Nested({"b": steps[3]}), {steps[4]}]
+    value = [steps[0], {"a": (steps[1], [steps[2]])}, Nested({"b": steps[3]}), {1, 2}, (steps[4],)]
     assert list(find_steps(value)) == steps
 
 

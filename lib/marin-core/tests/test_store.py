@@ -56,9 +56,12 @@ def test_readers_see_whole_records_while_one_is_rewritten(tmp_path: Path) -> Non
 
     writer = threading.Thread(target=rewrite)
     writer.start()
-    while not over.is_set():
+    while True:
+        last = over.is_set()
         data = store.read("r")
         seen.add((len(data), len(set(data))))
+        if last:
+            break
     writer.join()
     assert seen == {(100_000, 1)}
 
@@ -102,10 +105,23 @@ def test_a_manifest_has_every_file_with_size_and_sha256(tmp_path: Path) -> None:
     ]
 
 
-def test_a_symbolic_link_is_no_output(tmp_path: Path) -> None:
+def test_a_link_or_a_pipe_is_no_output(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/hostname")
-    with pytest.raises(PrefixError, match="link is a symbolic link"):
+    with pytest.raises(UsageError, match="link is a symbolic link"):
         manifest(tmp_path)
+    (tmp_path / "link").unlink()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="pipe is neither a file nor a directory"):
+        manifest(tmp_path)
+
+
+def test_steps_of_any_name_are_found_and_the_files_of_attempts_are_not(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    addresses = ["attempts/1", "wiki/work/2", "work/3"]
+    for address in addresses:
+        for key in ("step.json", "attempts/1/out/step.json", "work/0/step.json"):
+            store.write(f"{address}/{key}", b"{}")
+    assert list(store.find("step.json")) == [f"{address}/step.json" for address in addresses]
 
 
 def test_handles_stay_in_their_directory_and_inputs_are_read_only(tmp_path: Path) -> None:

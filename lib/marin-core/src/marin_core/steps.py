@@ -234,7 +234,7 @@ def find_steps(value: Any) -> Iterator[Step]:
     """The steps inside a value, in order: containers and dataclasses are searched.
 
     Raises:
-        UsageError: a step is inside a set, whose order, and so the order of the inputs, differs from process to process.
+        UsageError: a step is inside a set, whose order differs from process to process.
     """
     if isinstance(value, Step):
         yield value

@@ -14,8 +14,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from marin_core.web.markup import Markup, element
 from marin_core.quantities import format_number, format_quantity, label
+from marin_core.web.markup import Markup, element
 
 MAX_POINTS = 2000
 _STRETCH = 1000

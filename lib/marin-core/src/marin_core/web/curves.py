@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from marin_core.quantities import format_count, format_quantity, is_number
 from marin_core.web.charts import Series, drawable, line_chart
 from marin_core.web.files import UnreadableFileError
 from marin_core.web.markup import Markup, element, note
-from marin_core.quantities import format_count, format_quantity, is_number
 from marin_core.web.view import RunView, output_directory
 
 _NAME = "metrics.jsonl"

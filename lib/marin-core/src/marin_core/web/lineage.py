@@ -8,10 +8,10 @@ step name.
 from collections import Counter
 from collections.abc import Sequence
 
+from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import NodeRecord
 from marin_core.web.layout import Point, lay_out
 from marin_core.web.markup import Markup, element, fragment, note
-from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.web.view import COMMITTED, RunView, outcome_class
 
 MAX_DRAWN = 400

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marin_core.records import NodeRecord
 from marin_core.quantities import format_number, is_number
+from marin_core.records import NodeRecord
 
 _MAX_NAMED = 3
 _MAX_DEPTH = 5

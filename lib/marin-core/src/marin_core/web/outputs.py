@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
+from marin_core.quantities import format_bytes, format_count
 from marin_core.records import NodeRecord
 from marin_core.web.files import FoundFile, UnreadableFileError
 from marin_core.web.markup import Markup, element, note
-from marin_core.quantities import format_bytes, format_count
 from marin_core.web.view import RunView, output_directory
 
 _SAMPLES = "samples.json"

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from marin_core.quantities import format_count, format_quantity, format_seconds, format_time, is_number, label
 from marin_core.records import NodeRecord
 from marin_core.web.charts import bar_chart
 from marin_core.web.markup import Markup, element, fragment, note
 from marin_core.web.outputs import render_outputs
-from marin_core.quantities import format_count, format_quantity, format_seconds, format_time, is_number, label
 from marin_core.web.steps import render_failure
 from marin_core.web.values import comparable, render_value
 from marin_core.web.view import COMMITTED, FAILED, RunView, outcome_class

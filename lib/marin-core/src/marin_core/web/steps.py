@@ -12,11 +12,11 @@ quarter of the elements at load, and still a whole page without scripts.
 import re
 from collections.abc import Sequence
 
+from marin_core.quantities import format_bytes, format_count, format_seconds, format_time
 from marin_core.records import Failure, NodeRecord
 from marin_core.web.files import UnreadableFileError
 from marin_core.web.markup import Markup, element, note
 from marin_core.web.outputs import render_file_list, render_outputs
-from marin_core.quantities import format_bytes, format_count, format_seconds, format_time
 from marin_core.web.values import render_value
 from marin_core.web.view import MAX_INSPECTED, RunView, outcome_class
 

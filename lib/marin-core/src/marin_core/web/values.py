@@ -10,9 +10,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marin_core.quantities import format_number, format_quantity, is_number
 from marin_core.web.charts import bar_chart, drawable
 from marin_core.web.markup import Markup, element, note
-from marin_core.quantities import format_number, format_quantity, is_number
 
 _MAX_TEXT = 4000
 _MAX_ITEMS = 60
