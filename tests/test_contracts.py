@@ -29,7 +29,7 @@ def test_train_reads_the_tokens_that_zephyr_wrote(store):
     assert len(written.manifest.parts) > 1
     assert (read.num_tokens, read.num_bytes) == (written.num_tokens, written.num_bytes)
     assert read.num_bytes == sum(len(text.encode()) for text in TEXTS * 40)
-    np.testing.assert_array_equal(read.tokens(0, read.num_tokens), written.tokens(0, written.num_tokens))
+    np.testing.assert_array_equal(read.read(0, read.num_tokens), written.tokens(0, written.num_tokens))
 
 
 def test_the_manifest_holds_what_the_schema_requires(store):

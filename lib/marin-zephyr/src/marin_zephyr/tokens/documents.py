@@ -23,7 +23,7 @@ _PARQUET = (".parquet",)
 _JSON_LINES = (".jsonl", ".ndjson")
 _ROWS_AT_ONCE = 1024
 
-# A run of rows: how many, and their texts, sizes and sources, read only when asked for. Skipping a run costs no decoding.
+# A run of rows: how many, and text, size and source of each, read only when asked for: skipping costs no decoding.
 type _Chunk = tuple[int, Iterator[tuple[str, int, str | None]]]
 
 

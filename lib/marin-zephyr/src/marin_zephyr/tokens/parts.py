@@ -47,9 +47,9 @@ def part_name(number: int) -> str:
     return f"part-{number:05d}"
 
 
-def part_files(name: str) -> tuple[str, ...]:
-    """The names of a part's files, the ids first."""
-    return tuple(f"{name}.{suffix}" for suffix in ("bin", "idx", "bytes", "crc", "sources"))
+def required_files(name: str) -> tuple[str, ...]:
+    """The names of the files that no part lacks, the ids first."""
+    return tuple(f"{name}.{suffix}" for suffix in ("bin", "idx", "bytes", "crc"))
 
 
 class PartWriter:
@@ -187,11 +187,13 @@ class Part:
         return self._view("bytes", "<i8", self.record.num_documents)
 
     @cached_property
-    def sources(self) -> tuple[list[str], list[int]]:
-        """The name of each run of documents of one source, and the number of its first document and the total."""
-        lines = (self.directory / f"{self.record.name}.sources").read_text(encoding="utf-8").splitlines()
-        names, counts = zip(*map(json.loads, lines), strict=True)
-        return list(names), [0, *accumulate(counts)]
+    def sources(self) -> tuple[list[str], list[int]] | None:
+        """The name of each run of documents of one source, and the runs' beginnings and end; None if not told."""
+        name = f"{self.record.name}.sources"
+        if name not in self.record.files:
+            return None
+        runs = [json.loads(line) for line in (self.directory / name).read_text(encoding="utf-8").splitlines()]
+        return [source for source, _ in runs], [0, *accumulate(count for _, count in runs)]
 
     def document(self, index: int) -> "NDArray[np.integer]":
         """The ids of the part's document ``index``."""
@@ -204,7 +206,7 @@ class Part:
         Raises:
             TokenStoreError: a file is absent, of another size, or the index is of another kind; it names the file.
         """
-        for name in part_files(self.record.name):
+        for name in required_files(self.record.name):
             if name not in self.record.files:
                 raise TokenStoreError(f"{self.directory}: the manifest does not list {name}")
         for name, file in self.record.files.items():

@@ -41,7 +41,7 @@ class Location(NamedTuple):
     part: str
     document: int
     offset: int
-    source: str
+    source: str | None
 
 
 @dataclass(frozen=True)
@@ -165,17 +165,20 @@ class TokenStore:
         index = self._first_documents[number] + document
         return Location(part.record.name, index, within - int(starts[document]), self.source(index))
 
-    def source(self, index: int) -> str:
+    def source(self, index: int) -> str | None:
         """The name of the file that document ``index`` came from.
 
         That is what the input's column ``source`` says, where it has one, as a corpus has: the raw file, relative to
-        the raw corpus's root. Where it has none, it is the name of the file that was tokenized.
+        the raw corpus's root. Where it has none, it is the name of the file that was tokenized; and it is None in a
+        store that another tool wrote without the sidecar ``.sources``.
 
         Raises:
             IndexError: there is no such document.
         """
         number, within = _find(self._first_documents, index, "document")
-        names, firsts = self.parts[number].sources
+        if (sources := self.parts[number].sources) is None:
+            return None
+        names, firsts = sources
         return names[_find(firsts, within, "document")[0]]
 
     def verify(self) -> tuple[Damage, ...]:
