@@ -73,6 +73,11 @@ def executed(record: dict) -> set[str]:
     return {node["name"] for node in record["nodes"] if node["outcome"] == "succeeded"}
 
 
+def committed(prefix: Path) -> set[str]:
+    """Names of the steps that have a committed output."""
+    return {pointer.parent.parent.name for pointer in prefix.glob("*/*/step.json")}
+
+
 def output(prefix: Path, name: str) -> Path:
     """The committed output directory of the one step of that name."""
     (pointer,) = prefix.glob(f"{name}/*/step.json")

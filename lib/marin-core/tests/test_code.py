@@ -91,6 +91,7 @@ def test_what_cannot_change_a_result_does_not_count(code_of: Callable[..., Code]
         ('TABLE = {"a": 1}', 'TABLE = {"a": 1}\n    TABLE["b"] = 2', "TABLE"),
         ('TABLE = {"a": 1}', 'TABLE = {"a": 1}\n    TABLE.update(b=2)', "TABLE"),
         ("LIMIT = 3", "match 1:\n        case _:\n            LIMIT = 3", "LIMIT"),
+        ("LIMIT = 3", "if math.pi > 3:\n        LIMIT = 3", "LIMIT"),
         ("len(shadowing(n))", "len(shadowing(n + 1))", "work"),
         ("n: int = 1", "n: int = 2", "work"),
     ],

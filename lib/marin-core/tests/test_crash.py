@@ -66,7 +66,7 @@ SCRIPT = textwrap.dedent(
 
 
 def until(condition: Callable[[], object], *, what: str) -> None:
-    """Waits for a state of the world that must come; if it does not, the suite's own timeout shows what was waited for."""
+    """Waits for what must come; if it does not, the suite's own timeout ends the test and shows this line."""
     while not condition():
         time.sleep(0.01)
 

@@ -258,7 +258,7 @@ def test_damaged_output_is_served_neither_by_only_nor_by_accept(flow: ModuleType
     changed = flow.text(version="v1", content="other")
     accepted = run(changed, prefix=prefix, launcher="inline", options=Options(accept=("text",)))
     assert accepted.exit_code == 3
-    with pytest.raises(DriftError, match="output is damaged: sub/text.txt has 7 bytes instead of 8; --rebuild text"):
+    with pytest.raises(DriftError, match=r"output is damaged: sub/text\.txt has 7 bytes instead of 8; --rebuild text"):
         accepted.value(changed)
 
 
@@ -268,8 +268,8 @@ def test_any_text_passes_through_arguments_values_and_file_names(module: Any, pr
 
         @step
         def odd(out: Out, *, text: str) -> list:
-            (out / "caf\udce9").write_text("")
-            return [text, "\udce9"]
+            (out / "caf\\udce9").write_text("")
+            return [text, "\\udce9"]
     """)
     target = odd.odd(text="if __name__ == '__main__': \udce9")
     report = run(target, prefix=prefix)

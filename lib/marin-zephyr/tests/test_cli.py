@@ -41,6 +41,8 @@ def test_run_with_json_prints_one_document(script, capsys):
 def test_explain_shows_the_plan_and_runs_nothing(script, tmp_path, capsys):
     assert main(["explain", str(script)]) == 0
     assert "map(<lambda> at clean.py:3)" in capsys.readouterr().out
+    assert main(["explain", str(script), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plan"][0].startswith("0-write: 1 tasks")
     assert not (tmp_path / "out").exists()
 
 
@@ -55,6 +57,14 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path, capsys):
         captured = capsys.readouterr()
         assert captured.out == ""
         assert len(captured.err.splitlines()) == 1
+
+
+def test_a_script_that_fails_is_one_line_with_its_place(tmp_path, capsys):
+    script = tmp_path / "clean.py"
+    script.write_text("import json\n\ndef dataset():\n    return json.loads('{')\n")
+    assert main(["run", str(script)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"zephyr: {script}, line 4: JSONDecodeError: ")
 
 
 def test_an_unknown_command_is_exit_code_2():
@@ -75,14 +85,15 @@ def test_doctor_finds_damage_and_says_where(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)[0]["num_findings"] == 0
 
 
-def test_text_and_token_commands_run_the_whole_way(tmp_path, capsys):
+@pytest.mark.parametrize("options", [(), ("--fuzzy",)])
+def test_text_and_token_commands_run_the_whole_way(tmp_path, capsys, options):
     (tmp_path / "raw").mkdir()
     for i in range(6):
-        (tmp_path / "raw" / f"{i}.txt").write_text(f"document {i % 4} " + "some words of it " * 20)
+        (tmp_path / "raw" / f"{i}.txt").write_text(" ".join(f"word{i % 4}{j}" for j in range(40)))
     path = {name: str(tmp_path / name) for name in ("raw", "corpus", "unique", "tok.json", "tokens")}
     commands = [
         ["normalize", path["raw"], "--documents", "file", "--out", path["corpus"], "--workers", "1"],
-        ["dedup", path["corpus"], "--out", path["unique"], "--workers", "1"],
+        ["dedup", path["corpus"], "--out", path["unique"], "--workers", "1", *options],
         ["train-tokenizer", path["unique"], "--vocab-size", "270", "--out", path["tok.json"]],
         ["tokenize", path["unique"], "--tokenizer", path["tok.json"], "--out", path["tokens"], "--workers", "1"],
         ["inspect", path["tokens"], "--verify", "--json"],
@@ -92,3 +103,32 @@ def test_text_and_token_commands_run_the_whole_way(tmp_path, capsys):
     out = capsys.readouterr().out
     assert json.loads(out[out.rindex("\n{") :])["num_documents"] == 4
     assert main(["dedup", path["tokens"], "--out", str(tmp_path / "x")]) == 2
+    capsys.readouterr()
+    assert main(["inspect", path["tokens"], "--token", "5", "--json"]) == 0
+    place = json.loads(capsys.readouterr().out)["token"]
+    assert (place["document"], place["offset"], place["source"]) == (0, 5, "0.txt")
+
+
+def test_numbers_are_told_one_a_line_and_the_last_line_is_the_place(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"text": "two\\nlines"}\n')
+    out = str(tmp_path / "tokens")
+    assert main(["tokenize", str(tmp_path / "a.jsonl"), "--tokenizer", "bytes", "--out", out]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.startswith("tokenize: 1 documents, 10 tokens, ")
+    assert captured.out.splitlines()[-1] == out
+    assert main(["inspect", out, "--verify", "--token", "9"]) == 0
+    told = dict(
+        line.split(maxsplit=2)[::2] for line in capsys.readouterr().out.splitlines() if line.startswith("token")
+    )
+    assert told["token"] == "a.jsonl"
+
+
+@pytest.mark.parametrize("token", ["10", "-1"])
+def test_a_token_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys, token):
+    (tmp_path / "a.jsonl").write_text('{"text": "two\\nlines"}\n')
+    main(["tokenize", str(tmp_path / "a.jsonl"), "--tokenizer", "bytes", "--out", str(tmp_path / "tokens")])
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "tokens"), "--token", token]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"zephyr: {tmp_path}/tokens: there is no token {token}; they are numbered from 0 to 9\n"

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from marin_zephyr.errors import InputError, MissingExtraError
+from marin_zephyr.errors import InputError, MissingExtraError, OutputError
 from marin_zephyr.hub import fetch_rows
 
 installed = importlib.util.find_spec("datasets") is not None
@@ -41,6 +41,13 @@ def test_what_is_not_there_is_named_and_no_file_is_left(dataset, tmp_path, optio
     with pytest.raises(InputError, match=said):
         fetch_rows(dataset, tmp_path / "rows.jsonl", revision=None, **options)
     assert not list(tmp_path.glob("*rows*"))
+
+
+@needs_datasets
+def test_a_file_that_cannot_be_written_is_not_blamed_on_the_dataset(dataset, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match=r"file/rows\.jsonl: cannot write"):
+        fetch_rows(dataset, tmp_path / "file" / "rows.jsonl", revision=None)
 
 
 @needs_datasets

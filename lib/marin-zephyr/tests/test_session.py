@@ -1,10 +1,8 @@
 """Runs: what is committed, what is reused, what is refused, and that every row is accounted for."""
 
 import base64
-import fcntl
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from marin_zephyr import Dataset, Session, col
+from marin_zephyr.durability import sole_writer
 from marin_zephyr.errors import InputError, OutputBusyError, OutputError, SchemaError, UsageError
 
 
@@ -175,6 +174,35 @@ class _StopsAfterTasks:
         pass
 
 
+def test_a_dataset_that_a_kill_left_half_published_is_not_read(session, corpus, tmp_path):
+    session.run(corpus.write_parquet(tmp_path / "out"))
+    (tmp_path / "out" / "_manifest.json").rename(tmp_path / "out" / ".staging-0123")
+    for inputs in (tmp_path / "out", f"{tmp_path}/out/*.parquet", [tmp_path / "out" / "part-00000.parquet"]):
+        with pytest.raises(InputError, match=r"out: the run that wrote it did not finish"):
+            session.count(Dataset.from_files(inputs))
+    session.run(corpus.write_parquet(tmp_path / "out"))
+    assert session.count(Dataset.from_files(tmp_path / "out")) == 30
+
+
+def test_a_dataset_cannot_replace_what_it_is_read_from(session, corpus, tmp_path):
+    session.run(corpus.write_parquet(tmp_path / "out"))
+    before = tree(tmp_path / "out")
+    for dataset in (Dataset.from_files(tmp_path / "out"), Dataset.from_files(tmp_path / "out").distinct(on="n")):
+        with pytest.raises(UsageError, match="is read and written by one dataset"):
+            session.run(dataset.write_parquet(tmp_path / "out"))
+    assert tree(tmp_path / "out") == before
+
+
+def test_a_record_that_a_power_cut_left_half_is_no_record(session, corpus, tmp_path):
+    with Session(backend="inline") as other:
+        other._backend = _StopsAfterTasks()
+        with pytest.raises(KeyboardInterrupt):
+            other.run(corpus.write_parquet(tmp_path / "out"))
+    (record,) = (tmp_path / "out").glob(".staging-*/task-00001.json")
+    record.write_bytes(record.read_bytes()[:20])
+    assert session.run(corpus.write_parquet(tmp_path / "out")).executed == 1
+
+
 def test_files_that_are_not_ours_are_not_overwritten(session, corpus, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "part-00000.parquet").write_text("precious")
@@ -210,15 +238,22 @@ for sink in (Dataset.from_rows(rows).write_parquet, Dataset.from_rows(rows).writ
     assert not list((tmp_path / "out").glob("part-*"))
 
 
-def test_a_second_writer_is_refused(session, corpus, tmp_path):
+@pytest.mark.parametrize("plan", ["the same", "another"])
+def test_a_second_writer_is_refused(session, corpus, tmp_path, plan):
+    """Also one with another plan: both would publish into one directory."""
     dataset = corpus.write_parquet(tmp_path / "out")
-    home = session._plan(dataset).stages[-1].spec.home
-    home.mkdir(parents=True)
-    lock = os.open(home, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(OutputBusyError, match="another run is writing"):
-        session.run(dataset)
-    os.close(lock)
+    other = dataset if plan == "the same" else corpus.filter(col("n") > 1).write_parquet(tmp_path / "out")
+
+    def run_other(row):
+        with Session(backend="inline") as second, pytest.raises(OutputBusyError, match="another run is writing"):
+            second.run(other)
+        return row
+
+    if plan == "the same":
+        with sole_writer(tmp_path / "out"):
+            run_other({})
+    else:
+        session.run(corpus.map(run_other).write_parquet(tmp_path / "out"))
     assert session.run(dataset).executed == 3
 
 
@@ -259,6 +294,16 @@ def test_rejects_of_every_stage_are_kept_with_their_reason(session, tmp_path):
     assert (
         session.run(dataset.reject(col("n") == 2, reason="two").write_jsonl(tmp_path / "out")).rejects == report.rejects
     )
+
+
+def test_rejects_of_an_earlier_stage_are_those_of_this_run(session, tmp_path):
+    for bad in ("first", "the second"):
+        (tmp_path / "a.jsonl").write_text(f'{{"n":1}}\n{bad}\n')
+        dataset = Dataset.from_files(tmp_path / "a.jsonl", on_error="quarantine").distinct(on="n")
+        report = session.run(dataset.write_jsonl(tmp_path / "out"))
+        (entry,) = [json.loads(line) for path in report.rejects for line in path.read_text().splitlines()]
+        assert base64.b64decode(entry["raw"]) == bad.encode()
+    assert session.run(dataset.write_jsonl(tmp_path / "out")).executed == 0
 
 
 @pytest.mark.parametrize("compression", [None, "gz", "zst"])

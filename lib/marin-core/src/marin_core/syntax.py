@@ -1,10 +1,10 @@
 """Syntax: what one source file says, as a pure function of its text, and therefore remembered by its text's hash.
 
-A `Summary` maps every module-level name to what binds it: imports, and at most one unit (all statements that define
-the name, together). A unit has the digest of its syntax tree, without docstrings, comments and positions, and the
-reads: dotted names that its code takes from outside itself, scopes respected, so that a local variable called like a
-module constant is no read of that constant. Resolving reads to files is not done here; it depends on where things are
-installed.
+A `Summary` maps every module-level name to what binds it: imports, and at most one unit (all statements that define or
+change the name, with the conditions around them, together). A unit has the digest of its syntax tree, without
+docstrings, comments and positions, and the reads: dotted names that its code takes from outside itself, scopes
+respected, so that a local variable called like a module constant is no read of that constant. Resolving reads to files
+is not done here; it depends on where things are installed.
 
 Summaries are remembered between processes (`remembered`): reading a hundred files takes milliseconds then.
 """
@@ -14,6 +14,7 @@ import functools
 import hashlib
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -118,7 +119,7 @@ def _from_json(data: Any) -> Summary:
 
 
 def _analyse(tree: ast.Module) -> Summary:
-    statements: dict[str, list[ast.stmt]] = {}
+    statements: dict[str, list[Any]] = {}
     imports: dict[str, list[Import]] = {}
     _bind(tree.body, statements, imports)
     stars = imports.pop("*", [])
@@ -130,20 +131,34 @@ def _analyse(tree: ast.Module) -> Summary:
     )
 
 
-def _bind(body: list[ast.stmt], statements: dict[str, list[ast.stmt]], imports: dict[str, list[Import]]) -> None:
-    """Enters module-level bindings, also those inside ``if`` (``TYPE_CHECKING`` too) and other blocks."""
+def _bind(
+    body: list[ast.stmt],
+    statements: dict[str, list[Any]],
+    imports: dict[str, list[Import]],
+    around: tuple[Any, ...] = (),
+) -> None:
+    """Enters module-level bindings, also those inside ``if`` (``TYPE_CHECKING`` too) and other blocks, each with what
+    decides whether it takes effect."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
             for name, target in _imported(node):
                 imports.setdefault(name, []).append(target)
             continue
         for name in _bound_names(node):
-            statements.setdefault(name, []).append(node)
+            statements.setdefault(name, []).extend((*around, node))
         if not isinstance(node, _DEFINITIONS):
-            for block in ("body", "orelse", "finalbody"):
-                _bind(getattr(node, block, []), statements, imports)
-            for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-                _bind(inner.body, statements, imports)
+            for block, condition in _blocks(node):
+                _bind(block, statements, imports, (*around, condition))
+
+
+def _blocks(node: ast.stmt) -> Iterator[tuple[list[ast.stmt], list[Any]]]:
+    """The blocks of a compound statement, each with what decides whether it runs."""
+    head = [getattr(node, field, None) for field in ("test", "iter", "items", "subject")]
+    for name in ("body", "orelse", "finalbody"):
+        if block := getattr(node, name, None):
+            yield block, [name, *head]
+    for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield inner.body, [*(getattr(inner, field, None) for field in ("type", "pattern", "guard")), *head]
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[tuple[str, Import]]:
@@ -180,12 +195,13 @@ def _bound_names(node: ast.stmt) -> list[str]:
     return names
 
 
-def _unit(nodes: list[ast.stmt], executors: set[str]) -> Unit:
+def _unit(nodes: list[Any], executors: set[str]) -> Unit:
     reader = _Reader(executors)
     for node in nodes:
         reader.read(node)
+    first = next(node for node in nodes if isinstance(node, ast.stmt))
     kind: Kind = (
-        "helper" if isinstance(nodes[0], _FUNCTIONS) else "class" if isinstance(nodes[0], ast.ClassDef) else "constant"
+        "helper" if isinstance(first, _FUNCTIONS) else "class" if isinstance(first, ast.ClassDef) else "constant"
     )
     digest = hashlib.sha256("".join(reader.text).encode()).hexdigest()
     return Unit(kind, digest, tuple(reader.finish()))

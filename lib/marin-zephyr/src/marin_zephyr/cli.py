@@ -20,20 +20,22 @@ import json as jsonlib
 import logging
 import runpy
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from marin_zephyr.dataset import Dataset
-from marin_zephyr.errors import UsageError, ZephyrError
-from marin_zephyr.progress import BarProgress, LogProgress
+from marin_zephyr.errors import UsageError, UserCodeError, ZephyrError
+from marin_zephyr.progress import BarProgress, LogProgress, Progress
 from marin_zephyr.session import RunReport, Session
 
 if TYPE_CHECKING:
     from marin_zephyr.doctor import Diagnosis
 
 _SHOWN_FINDINGS = 20
+_SHOWN_CHARACTERS = 300
 
 Positionals = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
 Script = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py[:NAME]")]
@@ -91,8 +93,7 @@ def run(
         json: print the report as JSON.
     """
     dataset, name = _load(script)
-    progress = BarProgress() if sys.stderr.isatty() else LogProgress()
-    with Session(backend=backend, workers=workers, work_dir=work_dir, progress=progress) as session:
+    with Session(backend=backend, workers=workers, work_dir=work_dir, progress=_progress()) as session:
         report = session.run(dataset, name=name)
     if json:
         _print_json(report.to_json())
@@ -101,17 +102,22 @@ def run(
     return 0
 
 
-def explain(script: Script, /) -> int:
+def explain(script: Script, /, *, json: bool = False) -> int:
     """Shows the fused plan of a dataset: stages, tasks, operations. Runs nothing.
 
     Example: zephyr explain clean.py
 
     Args:
         script: a Python file and a name in it (by default `dataset`).
+        json: print the plan's lines as JSON.
     """
     dataset, _ = _load(script)
     with Session(backend="inline") as session:
-        print(session.explain(dataset))
+        plan = session.explain(dataset)
+    if json:
+        _print_json({"plan": plan.splitlines()})
+    else:
+        print(plan)
     return 0
 
 
@@ -162,14 +168,22 @@ def normalize(
     """
     from marin_zephyr.text import normalize
 
-    report = normalize(list(inputs), out, documents=documents, text_field=text_field, format=format, workers=workers)
+    report = normalize(
+        list(inputs),
+        out,
+        documents=documents,
+        text_field=text_field,
+        format=format,
+        workers=workers,
+        progress=_progress(),
+    )
     return _finish(report, out, json=json)
 
 
 def dedup(
     corpus: Directory, /, *, out: str, fuzzy: bool = False, threshold: float = 0.8, workers: int = 2, json: bool = False
 ) -> int:
-    """Drops all but one of equal texts; with --fuzzy, of nearly equal ones (verified n-gram Jaccard).
+    """Drops all but one of equal texts; with --fuzzy, also of nearly equal ones (verified n-gram Jaccard).
 
     Example: zephyr dedup corpus/ --out unique/ --fuzzy
 
@@ -177,15 +191,17 @@ def dedup(
         corpus: a corpus directory, as `normalize` writes it.
         out: the corpus directory to write.
         fuzzy: also drop near duplicates.
-        threshold: from which Jaccard index on two texts are near duplicates.
+        threshold: with --fuzzy, from which Jaccard index on two texts are near duplicates.
         workers: worker processes.
         json: print the report as JSON.
     """
     from marin_zephyr.text import exact_dedup, fuzzy_dedup
 
     if fuzzy:
-        return _finish(fuzzy_dedup(corpus, out, threshold=threshold, workers=workers), out, json=json)
-    return _finish(exact_dedup(corpus, out, workers=workers), out, json=json)
+        report: Any = fuzzy_dedup(corpus, out, threshold=threshold, workers=workers, progress=_progress())
+    else:
+        report = exact_dedup(corpus, out, workers=workers, progress=_progress())
+    return _finish(report, out, json=json)
 
 
 def train_tokenizer(
@@ -225,7 +241,9 @@ def tokenize(
     """
     from marin_zephyr.tokens import tokenize
 
-    report = tokenize(list(inputs), out, tokenizer=tokenizer, workers=workers, text_field=text_field)
+    report = tokenize(
+        list(inputs), out, tokenizer=tokenizer, workers=workers, text_field=text_field, progress=_progress()
+    )
     return _finish(report, out, json=json)
 
 
@@ -237,7 +255,7 @@ def inspect(store: Directory, /, *, verify: bool = False, token: int | None = No
     Args:
         store: the token store.
         verify: read every byte and check it against the store's checksums.
-        token: show the document that holds this token of the store.
+        token: show where this token of the store is: its part, its document and the file that came from.
         json: print as JSON.
     """
     from marin_zephyr.tokens import TokenStore
@@ -248,16 +266,19 @@ def inspect(store: Directory, /, *, verify: bool = False, token: int | None = No
         "num_tokens": opened.num_tokens,
         "num_bytes": opened.num_bytes,
     }
+    sample = 0
     if token is not None:
+        if not 0 <= token < opened.num_tokens:
+            raise UsageError(f"{store}: there is no token {token}; they are numbered from 0 to {opened.num_tokens - 1}")
         place = opened.locate(token)
         facts["token"] = place._asdict()
-    elif opened.num_documents:
-        facts["sample"] = opened.text(0)[:300]
-    damage = [str(d) for d in opened.verify()] if verify else []
+        sample = place.document
+    if opened.num_documents:
+        facts["sample"] = opened.text(sample)[:_SHOWN_CHARACTERS]
     if verify:
-        facts["damage"] = damage
+        facts["damage"] = [str(d) for d in opened.verify()]
     _finish(facts, store, json=json)
-    return 1 if damage else 0
+    return 1 if facts.get("damage") else 0
 
 
 def _load(script: str) -> tuple[Dataset, str]:
@@ -267,13 +288,23 @@ def _load(script: str) -> tuple[Dataset, str]:
     if not path.is_file():
         raise UsageError(f"{file}: no such file; give a Python file, such as clean.py or clean.py:dataset")
     sys.path.insert(0, str(path.parent.absolute()))
-    scope = runpy.run_path(str(path), run_name="__zephyr__")
-    value = scope.get(name or "dataset")
-    if callable(value):
-        value = value()
+    try:
+        value = runpy.run_path(str(path), run_name="__zephyr__").get(name or "dataset")
+        if callable(value):
+            value = value()
+    except ZephyrError:
+        raise
+    except Exception as e:
+        lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == str(path)]
+        place = f", line {lines[-1]}" if lines else ""
+        raise UserCodeError(f"{file}{place}: {type(e).__name__}: {e}") from e
     if not isinstance(value, Dataset):
         raise UsageError(f"{file}: {name or 'dataset'!r} is no Dataset and no function that returns one")
     return value, path.stem
+
+
+def _progress() -> Progress:
+    return BarProgress() if sys.stderr.isatty() else LogProgress()
 
 
 def _log_to_stderr() -> None:
@@ -295,11 +326,29 @@ def _finish(report: Any, where: str, *, json: bool) -> int:
     if json:
         _print_json(facts)
         return 0
-    for name, value in facts.items():
-        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.3f}" if isinstance(value, float) else value
-        print(f"{name.replace('_', ' '):<24} {shown}")
+    _print_facts({name: value for name, value in facts.items() if value != where})
     print(where)
     return 0
+
+
+def _print_facts(facts: dict[str, Any], prefix: str = "") -> None:
+    for name, value in facts.items():
+        name = prefix + name.replace("_", " ")
+        match value:
+            case dict():
+                _print_facts(value, f"{name} ")
+                continue
+            case int():
+                shown = f"{value:,}"
+            case float():
+                shown = f"{value:,.3f}"
+            case list():
+                shown = "; ".join(value) or "none"
+            case str() if "\n" in value:
+                shown = jsonlib.dumps(value, ensure_ascii=False)
+            case _:
+                shown = value
+        print(f"{name:<24} {shown}")
 
 
 def _print_diagnosis(d: Diagnosis) -> None:

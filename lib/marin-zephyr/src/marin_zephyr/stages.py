@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +94,7 @@ def committed(stage: Stage) -> tuple[StageReport, ...] | None:
 
 
 @contextmanager
-def opened(stage: Stage) -> Iterator[None]:
+def opened(stage: Stage) -> Generator[None]:
     """Makes the stage's directories and holds the lock.
 
     Raises:

@@ -104,7 +104,9 @@ def test_a_changed_file_has_another_version(tmp_path):
     assert listed(tmp_path) != before
 
 
-@pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"unit": "word"}, {"format": "xml"}, {"shard_bytes": 0}])
+@pytest.mark.parametrize(
+    "options", [{"on_error": "ignore"}, {"unit": "word"}, {"format": "xml"}, {"shard_bytes": 0}, {"columns": []}]
+)
 def test_a_wrong_option_is_refused_by_name(options):
     with pytest.raises(UsageError, match=next(iter(options))):
         Dataset.from_files("x", **options)

@@ -1,5 +1,6 @@
 """JSON lines, clean and dirty: what is read, what is refused with line and offset, and nothing in between."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -8,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marin_zephyr.errors import BadRecordError, SchemaError
+from marin_zephyr.errors import BadRecordError, SchemaError, TruncatedFileError
 from marin_zephyr.formats import jsonl
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import BLOCK_BYTES
-from marin_zephyr.formats.provenance import ReadOptions
 from marin_zephyr.formats.rejects import Desk
+from marin_zephyr.nodes import ReadOptions
 
 
 def write(path: Path, data: bytes) -> InputFile:
@@ -152,6 +153,57 @@ def test_json_files_hold_lines_an_array_or_one_object(tmp_path):
 def test_asked_for_columns_come_in_order_and_absent_ones_are_null(path):
     rows, _ = read(path, b'{"a":1,"b":2,"c":3}\n', columns=("c", "z", "a"))
     assert [list(row.items()) for row in rows] == [[("c", 3), ("z", None), ("a", 1)]]
+
+
+@pytest.mark.parametrize("late", [1, 25, BLOCK_BYTES // 8], ids=["in the sample", "in the block", "in a later block"])
+def test_columns_that_are_not_asked_for_may_hold_anything(path, late):
+    lines = [b'{"t":"a","x":1}\n'] * late + [b'{"t":"b","x":"one"}\n', b'{"t":"c","x":{"y":[]},"z":0}\n']
+    rows, refused = read(path, b"".join(lines), "quarantine", columns=("t",))
+    assert refused == []
+    assert rows == [{"t": "a"}] * late + [{"t": "b"}, {"t": "c"}]
+
+
+@pytest.mark.parametrize("columns", [None, ("t",)])
+def test_whether_a_line_is_a_record_does_not_depend_on_the_columns(path, columns):
+    good = b'{"t":"a","x":1}\n'
+    bad = [b'{"t":"b","x":123456789012345678901234567890}', b'{"t":"b","x":1,"x":2}', b'{"t":"b","x":"\\ud800"}']
+    for line in bad:
+        rows, refused = read(path, good + line + b"\n" + good, "quarantine", columns=columns)
+        assert ([row["t"] for row in rows], [entry["line"] for entry in refused]) == (["a", "a"], [2])
+
+
+@pytest.mark.parametrize("first", [0, 30], ids=["at the start", "after the sample"])
+@pytest.mark.parametrize("value", [b"7", b"true", b'["x"]', b'{"y":"x"}'])
+def test_what_should_be_a_string_and_is_none_is_refused_with_its_place(path, first, value):
+    good = b'{"t":"x","u":1}\n'
+    data = good * first + b'{"t":' + value + b'}\n{"t":null}\n{"u":2}\n' + good
+    rows, refused = read(path, data, "quarantine", columns=("t",), string_columns=("t",))
+    assert rows == [{"t": "x"}] * first + [{"t": None}, {"t": None}, {"t": "x"}]
+    assert [(entry["line"], entry["offset"]) for entry in refused] == [(first + 1, len(good) * first)]
+    assert "'t' is" in refused[0]["reason"]
+    with pytest.raises(BadRecordError, match=f"line {first + 1}, .*not a string"):
+        read(path, data, string_columns=("t",))
+
+
+def test_an_array_of_objects_obeys_the_same_options(tmp_path):
+    data = b'[{"t":"a","x":1}, {"t":2,"x":"one"}, {"t":"c"}]'
+    options = {"columns": ("t",), "string_columns": ("t",), "with_source": True}
+    rows, refused = read(tmp_path / "a.json", data, "quarantine", **options)
+    assert [(row["t"], row["source_row"]) for row in rows] == [("a", 1), ("c", 3)]
+    assert [entry["reason"] for entry in refused] == ["object 2: 't' is int, not a string"]
+    with pytest.raises(SchemaError, match=r"a\.json: column 't' holds int and str"):
+        read(tmp_path / "a.json", data)
+
+
+def test_a_truncated_array_goes_to_the_desk(tmp_path):
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(b'[{"t":"a"},\n {"t":"b"}]', mtime=0)[:-4])
+    file = InputFile(url=str(path), name=path.name, format="json", compression="gz", size=1, version="")
+    desk = Desk("skip", tmp_path / "rejects.jsonl")
+    assert list(jsonl.read(file, ReadOptions(), desk)) == []
+    assert desk.num_records == 1
+    with pytest.raises(TruncatedFileError):
+        list(jsonl.read(file, ReadOptions(), Desk("raise", desk.path)))
 
 
 def test_batches_are_bounded(path):

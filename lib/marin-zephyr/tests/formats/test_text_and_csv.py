@@ -67,6 +67,14 @@ def test_csv_is_read_as_strings_and_quoted_fields_may_hold_newlines(tmp_path):
     assert rows_of(Dataset.from_files(tmp_path)) == [{"id": "1", "text": 'a,\nb "c"'}, {"id": "2", "text": ""}]
 
 
+@pytest.mark.parametrize("header", [b"id,\xff\n", b"id,id\n"], ids=["unreadable", "ambiguous"])
+def test_no_line_passes_for_a_bad_header(tmp_path, header):
+    (tmp_path / "a.csv").write_bytes(header + b"1,a\n2,b\n")
+    assert rows_of(Dataset.from_files(tmp_path, on_error="skip")) == []
+    with pytest.raises(BadRecordError, match="line 1, byte offset 0"):
+        rows_of(Dataset.from_files(tmp_path))
+
+
 def test_a_csv_record_of_the_wrong_width_is_refused(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"id,text\n1,a\n2,b,c\n")
     with pytest.raises(BadRecordError, match=r"line 3, byte offset 12.*3 fields under a header of 2"):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marin_zephyr.errors import InputError, UsageError
-from marin_zephyr.text import fuzzy_dedup
+from marin_zephyr.errors import UsageError
+from marin_zephyr.text import exact_dedup, fuzzy_dedup
 from marin_zephyr.text.clusters import candidate_components, decide
 from marin_zephyr.text.fuzzy import waves
 from marin_zephyr.text.minhash import band_keys, choose_banding, signatures
@@ -154,9 +154,17 @@ def test_one_document_and_no_words_at_all(tmp_path: Path, write_corpus) -> None:
     assert duplicates_of(tmp_path / "out") == []
 
 
-def test_repeated_ids_are_refused_with_the_fix(tmp_path: Path, write_corpus) -> None:
-    with pytest.raises(InputError, match="run exact_dedup first"):
-        fuzzy_dedup(write_corpus("in", [("a", "one two"), ("b", "one two")]), tmp_path / "out", workers=1)
+def test_of_copies_the_first_stays_whether_or_not_they_went_before(tmp_path: Path, write_corpus, read_rows) -> None:
+    documents, _ = planted(seed=7)
+    copies = [(f"copy of {source}", text) for source, text in documents[::3]]
+    corpus = write_corpus("in", [*documents, *copies, ("dots", "..."), ("more dots", "...")], per_shard=9)
+    report = fuzzy_dedup(corpus, tmp_path / "at once", workers=1)
+    exact_dedup(corpus, tmp_path / "exact", workers=1)
+    after = fuzzy_dedup(tmp_path / "exact", tmp_path / "after", workers=1)
+    assert read_rows(tmp_path / "at once") == read_rows(tmp_path / "after")
+    assert duplicates_of(tmp_path / "at once") == duplicates_of(tmp_path / "after")
+    assert report.dropped.documents == after.dropped.documents + len(copies) + 1
+    assert report.num_candidates == after.num_candidates
 
 
 @pytest.mark.parametrize(

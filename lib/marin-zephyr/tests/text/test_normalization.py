@@ -65,6 +65,16 @@ def test_refused_rows_are_kept_with_reasons(tmp_path: Path, read_rows) -> None:
     assert report.num_rejected == 6
 
 
+def test_one_value_that_is_no_string_does_not_spoil_the_others(tmp_path: Path, read_rows) -> None:
+    lines = b'{"text": "one", "x": 1}\n{"text": 2, "x": "y"}\n{"text": "three", "x": []}\n'
+    raw = write_tree(tmp_path / "raw", {"a.jsonl": lines})
+    report = normalize(raw, tmp_path / "out", workers=1)
+    assert [row["text"] for row in read_rows(tmp_path / "out")] == ["one", "three"]
+    (entry,) = rejects_of(tmp_path / "out")
+    assert (entry["line"], entry["reason"]) == (2, "'text' is int, not a string")
+    assert report.num_rejected == 1
+
+
 def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
     raw = write_tree(tmp_path / "raw", {"a.jsonl": b'{"text": 1}\n{"text": 2}\n'})
     with pytest.raises(InputError, match="text_field = 'text'"):

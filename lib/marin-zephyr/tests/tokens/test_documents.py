@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_zephyr.errors import BadRecordError, InputError, SchemaError
-from marin_zephyr.tokens.documents import input_files, read_documents
+from marin_zephyr.tokens.documents import Document, count_rows, input_files, read_documents
 
 _TEXTS = [None if number % 9 == 0 else f"dökument {number}" for number in range(50)]
 
 
-def read(path, **options) -> list[tuple[int, str, int]]:
-    return [tuple(document) for document in read_documents(input_files(path), **options)]
+def read(path, **options) -> list[Document]:
+    return list(read_documents(input_files(path), **options))
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +29,33 @@ def mixed(tmp_path_factory, write_parquet, write_jsonl) -> Path:
 
 def test_files_come_in_the_order_of_their_names_and_null_is_empty(mixed: Path):
     rows = read(mixed)
-    assert [text for _, text, _ in rows] == [text or "" for text in _TEXTS]
-    assert [file for file, _, _ in rows] == [0] * 20 + [1] * 11 + [2] * 19
-    assert [size for _, _, size in rows] == [len((text or "").encode()) for text in _TEXTS]
+    assert [text for _, text, *_ in rows] == [text or "" for text in _TEXTS]
+    assert [file for file, *_ in rows] == [0] * 20 + [1] * 11 + [2] * 19
+    assert [size for _, _, size, _ in rows] == [len((text or "").encode()) for text in _TEXTS]
 
 
 @settings(max_examples=30, deadline=None)
 @given(skip=st.integers(0, 60))
 def test_skipping_rows_leaves_the_rest(mixed: Path, skip: int):
     assert read(mixed, skip=skip) == read(mixed)[skip:]
+
+
+def test_a_document_comes_from_where_its_row_says_or_else_from_its_file(tmp_path: Path):
+    pq.write_table(pa.table({"text": ["a", "b"], "source": ["raw/1.txt", None]}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"text": "c", "source": "raw/3.txt"}\n{"text": "d", "source": 4}\n')
+    pq.write_table(pa.table({"text": ["e"], "source": [5]}), tmp_path / "c.parquet")
+    assert [document.source for document in read(tmp_path)] == [
+        "raw/1.txt",
+        "a.parquet",
+        "raw/3.txt",
+        "b.jsonl",
+        "c.parquet",
+    ]
+
+
+def test_rows_are_counted_where_the_files_tell(mixed: Path):
+    assert count_rows(input_files([mixed / "a.parquet", mixed / "c.parquet"])) == 39
+    assert count_rows(input_files(mixed)) is None
 
 
 def test_a_glob_a_list_and_a_directory_agree(mixed: Path):
@@ -55,7 +73,7 @@ def test_a_directory_gives_its_own_visible_files_only(tmp_path: Path, write_json
 def test_blank_lines_are_no_rows(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\r\n\n  \n{"text": "b"}')
-    assert [text for _, text, _ in read(path)] == ["a", "b"]
+    assert [text for _, text, *_ in read(path)] == ["a", "b"]
 
 
 @pytest.mark.parametrize("given", ["absent", "absent/*.parquet", "empty"])
@@ -81,7 +99,7 @@ def test_a_column_that_is_absent_is_told_with_those_there_are(tmp_path: Path):
     pq.write_table(pa.table({"body": ["a"], "id": ["b"]}), tmp_path / "a.parquet")
     with pytest.raises(SchemaError, match=r"'text'.*body, id"):
         read(tmp_path)
-    assert [text for _, text, _ in read(tmp_path, text_field="body")] == ["a"]
+    assert [text for _, text, *_ in read(tmp_path, text_field="body")] == ["a"]
 
 
 def test_a_column_of_numbers_is_refused(tmp_path: Path):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from marin_zephyr.durability import sole_writer
@@ -70,6 +72,18 @@ def test_parts_end_with_the_document_that_fills_them(clean: Path):
 def test_documents_know_their_file(clean: Path):
     store = TokenStore.open(clean)
     assert [store.source(index) for index in (0, 19, 20, 40)] == ["a.parquet", "a.parquet", "b.jsonl", "b.jsonl"]
+
+
+def test_documents_of_a_corpus_know_their_raw_file(tmp_path: Path, trained: Tokenizer):
+    sources = ["x/1.py", "x/1.py", "x/2.py", "y/3.py", "x/1.py", "x/1.py"]
+    texts = ["def self", "value", "", "import " * 300, "return the", "of and"]
+    pq.write_table(pa.table({"text": texts, "source": sources}), tmp_path / "part-00000.parquet")
+    tokenize(tmp_path / "part-00000.parquet", tmp_path / "out", tokenizer=trained, part_tokens=300)
+    store = TokenStore.open(tmp_path / "out")
+    assert len(store.parts) == 2
+    assert [store.source(index) for index in range(5)] == ["x/1.py", "x/1.py", "y/3.py", "x/1.py", "x/1.py"]
+    assert [store.locate(token).source for token in (0, store.num_tokens - 1)] == ["x/1.py", "x/1.py"]
+    assert (tmp_path / "out" / "part-00000.sources").read_text() == '["x/1.py", 2]\n["y/3.py", 1]\n'
 
 
 def test_literal_special_text_is_never_an_end(tmp_path: Path, write_jsonl, trained: Tokenizer):

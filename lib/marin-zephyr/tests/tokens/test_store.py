@@ -171,6 +171,17 @@ def test_a_range_beyond_the_store_is_an_index_error(store: Path, start: int, sto
         TokenStore.open(store).tokens(start, stop)
 
 
+def test_a_store_that_does_not_tell_its_sources_is_read_all_the_same(damaged: Path, corpus: list[str]):
+    """As other tools write it: the sidecar is ours alone."""
+    for path in damaged.glob("*.sources"):
+        path.unlink()
+    edit_manifest(damaged, lambda m: [part["files"].pop(f"{part['name']}.sources") for part in m["parts"]])
+    opened = TokenStore.open(damaged)
+    assert (opened.text(3), opened.source(3), opened.locate(0).source) == (corpus[3], None, None)
+    with pytest.raises(IndexError):
+        opened.source(40)
+
+
 def test_a_moved_store_reads_the_same(store: Path, damaged: Path, corpus: list[str]):
     assert TokenStore.open(damaged).text(39) == corpus[39]
 
@@ -201,13 +212,13 @@ def big_store(tmp_path_factory, write_jsonl) -> Path:
     return directory / "out"
 
 
-@pytest.mark.parametrize("suffix", ["idx", "bytes", "crc"])
+@pytest.mark.parametrize("suffix", ["idx", "bytes", "crc", "sources"])
 def test_a_flipped_byte_in_a_sidecar_is_found(damaged: Path, suffix: str):
     flip(damaged / f"part-00001.{suffix}", -1)
     assert f"part-00001.{suffix}" in {damage.file for damage in TokenStore.open(damaged).verify()}
 
 
-@pytest.mark.parametrize("suffix", ["bin", "idx", "bytes", "crc"])
+@pytest.mark.parametrize("suffix", ["bin", "idx", "bytes", "crc", "sources"])
 @pytest.mark.parametrize("action", ["truncate", "remove"])
 def test_a_short_or_missing_file_is_refused_by_name(damaged: Path, suffix: str, action: str):
     path = damaged / f"part-00001.{suffix}"

@@ -75,7 +75,7 @@ def candidate_components(bands: NDArray[np.uint64], *, preferred: NDArray[np.int
     graph = coo_array((np.ones(len(edges[0]), dtype=np.int8), edges), shape=(num_documents, num_documents))
     _, labels = connected_components(graph, directed=False)
 
-    grouped_somewhere = np.bincount(labels, minlength=1)[labels[preferred]] > 1
+    grouped_somewhere = np.bincount(labels[preferred], minlength=1)[labels[preferred]] > 1
     preferred = preferred[grouped_somewhere]
     _, first, component = np.unique(labels[preferred], return_index=True, return_inverse=True)
     component = np.argsort(np.argsort(first))[component]  # numbered by their first members' preference

@@ -68,6 +68,19 @@ def input_files(inputs: str | Path | Sequence[str | Path]) -> tuple[InputFile, .
     return tuple(files)
 
 
+def count_rows(files: Sequence[InputFile]) -> int | None:
+    """How many rows `read_documents` gives, where the files tell without being read: JSON Lines do not."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if any(file.path.suffix not in _PARQUET for file in files):
+        return None
+    try:
+        return sum(pq.read_metadata(file.path).num_rows for file in files)
+    except (pa.ArrowException, OSError):  # reading will say which, and why
+        return None
+
+
 def read_documents(files: Sequence[InputFile], *, text_field: str = "text", skip: int = 0) -> Iterator[Document]:
     """Yields every row of ``files`` after the first ``skip``; a null text is an empty one.
 

@@ -18,7 +18,7 @@ from marin_zephyr.durability import file_digest, sole_writer
 from marin_zephyr.errors import InputError, OutputError, UsageError
 from marin_zephyr.progress import LogProgress, Progress
 from marin_zephyr.tokens import resumption
-from marin_zephyr.tokens.documents import InputFile, input_files, read_documents
+from marin_zephyr.tokens.documents import InputFile, count_rows, input_files, read_documents
 from marin_zephyr.tokens.encoder import EncodedDocument, SpecialIds, encode_documents
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest
 from marin_zephyr.tokens.parts import dtype_for
@@ -117,7 +117,8 @@ def tokenize(
             sequence = PartSequence(work, parts=parts, dtype=dtype_for(loaded.vocab_size), part_tokens=part_tokens)
             reused, num_known = len(parts), sequence.num_tokens
             rest = read_documents(files, text_field=text_field, skip=sequence.num_rows)
-            _write(encode_documents(rest, loaded, specials, workers=workers), sequence, progress or LogProgress())
+            encoded = encode_documents(rest, loaded, specials, workers=workers)
+            _write(encoded, sequence, progress or LogProgress(), num_rows=count_rows(files))
             if not parts:
                 resumption.clear(work, remove=work_dir is None)
                 raise InputError(f"no document with text in {', '.join(str(file.path) for file in files[:3])}")
@@ -128,9 +129,11 @@ def tokenize(
     return _report(out, manifest, reused=reused, num_encoded=num_encoded, seconds=time.monotonic() - began)
 
 
-def _write(documents: Generator[EncodedDocument], sequence: PartSequence, progress: Progress) -> None:
+def _write(
+    documents: Generator[EncodedDocument], sequence: PartSequence, progress: Progress, *, num_rows: int | None
+) -> None:
     """Drains ``documents`` into ``sequence``."""
-    progress.start("tokenize", steps="documents", items="tokens", total=None, done=sequence.num_rows)
+    progress.start("tokenize", steps="documents", items="tokens", total=num_rows, done=sequence.num_rows)
     try:
         with closing(documents), closing(sequence):
             for document in documents:
