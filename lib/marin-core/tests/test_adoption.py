@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return lambda: monkeypatch.setattr(time, "time_ns", lambda: real() + 2 * adoption._SETTLED_NS)
 
 
-def address(*args: object, **kwargs: object) -> str:
+def address(*args: Any, **kwargs: Any) -> str:
     return lower(adopt(*args, **kwargs)).targets[0]
 
 

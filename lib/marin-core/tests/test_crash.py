@@ -211,6 +211,7 @@ def test_a_second_runner_takes_over_when_the_holder_dies(job: Job) -> None:
     holder = job.start()
     until(lambda: job.count("child") == 1, what="the holder's body starts")
     second = job.start()
+    assert second.stdout is not None
     line = ""
     while "waiting for it" not in line:
         line = second.stdout.readline()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marin_core import MissingOutputError, StepFailedError, StepRunner, adopt, leases, lower, resolve, run
+from marin_core import MissingOutputError, RunReport, StepFailedError, StepRunner, adopt, leases, lower, resolve, run
 from marin_core.errors import DriftError, PrefixError, UsageError
 from marin_core.reasons import Options
 
@@ -89,6 +89,11 @@ def decisions(report: Any) -> dict[str, tuple[str, str]]:
     return {n.name: (n.outcome, n.reason) for n in report.record.nodes}
 
 
+def failure_of(report: RunReport, name: str) -> str | None:
+    failure = report.node(name).failure
+    return failure.type if failure is not None else None
+
+
 @pytest.mark.parametrize("launcher", ["inline", "process"])
 def test_values_and_inputs_reach_the_bodies(flow: ModuleType, prefix: str, launcher: str) -> None:
     target = chain(flow)
@@ -136,7 +141,7 @@ def test_early_cutoff_stops_at_the_first_equal_output(module: Any, prefix: str) 
 
 def test_changed_inputs_rebuild_what_reads_them(flow: ModuleType, prefix: str) -> None:
     run(chain(flow), prefix=prefix, launcher="inline")
-    path = Path(flow.__file__)
+    path = Path(str(flow.__file__))
     path.write_text(path.read_text().replace(".strip().lower()", ".upper()"))
     plan = {p.name: p.reason for p in lower(chain(flow)).plan(prefix)}
     assert plan["count"] == "input source will be made again"
@@ -158,7 +163,7 @@ def test_a_versioned_step_refuses_changed_code_and_recipe(flow: ModuleType, pref
     rebuilt = run(flow.text(version="v1", content="other"), prefix=prefix, launcher="inline", options=rebuild)
     assert (rebuilt.values["text/v1"], rebuilt.record.nodes[0].attempt) == (5, 2)
     assert (Path(prefix) / "text/v1/attempts/1/out/sub/text.txt").read_text() == "a bb ccc"
-    path = Path(flow.__file__)
+    path = Path(str(flow.__file__))
     path.write_text(path.read_text().replace("return len(content)", "return 1 + len(content)"))
     drifted = run(flow.text(version="v1", content="other"), prefix=prefix, launcher="inline")
     assert drifted.exit_code == 3
@@ -194,6 +199,7 @@ def test_a_failed_body_is_told_and_blocks_its_dependants(
     assert outcomes["describe"] == ("blocked", "blocked by broken")
     assert outcomes["text"][0] == "succeeded"
     failure = report.node(bad).failure
+    assert failure is not None
     assert failure.type == kind
     assert message in failure.message
     assert report.exit_code == exit_code
@@ -241,7 +247,7 @@ def test_only_and_until_restrict_what_runs(flow: ModuleType, prefix: str) -> Non
 def test_code_that_is_only_reported_hides_no_other_change(module: Any, prefix: str) -> None:
     flow = module(FLOW.replace("@step\n    def count", '@step(on_code_change="report")\n    def count'))
     run(chain(flow), prefix=prefix, launcher="inline")
-    path = Path(flow.__file__)
+    path = Path(str(flow.__file__))
     path.write_text(path.read_text().replace("max(words", "min(words"))
     assert decisions(run(chain(flow), prefix=prefix))["count"][1].endswith("only reported")
     path.write_text(path.read_text().replace(".strip().lower()", ".upper()"))
@@ -336,13 +342,13 @@ def test_an_unwritable_prefix_is_named(flow: ModuleType, tmp_path: Path) -> None
 
 def test_sources_edited_after_the_plan_are_not_run_under_its_digest(flow: ModuleType, prefix: str) -> None:
     graph = lower(flow.text())
-    path = Path(flow.__file__)
+    path = Path(str(flow.__file__))
     path.write_text("# a comment\n" + path.read_text())
     assert StepRunner(prefix).run(graph).ok
     graph = lower(flow.text(content="other"))
     path.write_text(path.read_text().replace("return len(content)", "return 0"))
     report = StepRunner(prefix).run(graph)
-    assert report.node("text").failure.type == "SourceChanged"
+    assert failure_of(report, "text") == "SourceChanged"
     with pytest.raises(UsageError, match="no step of this run"):
         report.node("texts")
 
@@ -360,8 +366,9 @@ def test_the_run_record_has_every_node_with_reason(flow: ModuleType, prefix: str
     assert data["environment"]["num_cpus"] >= 1
 
 
+@pytest.mark.parametrize("noticed", ["at the next beat", "at once"])
 def test_a_runner_that_was_overtaken_kills_its_body_and_commits_nothing(
-    module: Any, prefix: str, monkeypatch: pytest.MonkeyPatch
+    module: Any, prefix: str, monkeypatch: pytest.MonkeyPatch, noticed: str
 ) -> None:
     slow = module("""
         import time
@@ -378,9 +385,11 @@ def test_a_runner_that_was_overtaken_kills_its_body_and_commits_nothing(
     def update_then_lose(store: Any, address: str, lease: Any, *, body: Any) -> None:
         real(store, address, lease, body=body)
         leases._write(store, address, dataclasses.replace(lease, nonce="other", epoch=2, run_id="other"))
+        if noticed == "at once":
+            real(store, address, lease, body=body)
 
     monkeypatch.setattr(leases, "update", update_then_lose)
     report = run(slow.slow(), prefix=prefix)
     assert report.exit_code == 3
-    assert report.node("slow").failure.type == "LeaseLostError"
+    assert failure_of(report, "slow") == "LeaseLostError"
     assert not (Path(prefix) / report.node("slow").address / "step.json").exists()

@@ -114,6 +114,7 @@ def test_a_plan_runs_and_writes_nothing(script: Run, tmp_path: Path) -> None:
         (["--only", "nothing"], 2, "error: --only nothing: no step of that name; there are text, count/chars"),
         (["--launcher", "cloud"], 2, "error: --launcher cloud: give inline, process or module:factory"),
         (["--keep-going", "--fail-fast"], 2, "error: --keep-going and --fail-fast contradict each other"),
+        (["--prefix", "job.py"], 2, "job.py: not a directory ("),
         (["--prefix", "job.py/below"], 2, "choose another --prefix or MARIN_PREFIX"),
         (["--prefix", "s3://bucket/x"], 2, "use a local directory"),
         (["--max-workers", "0"], 2, "error: max_workers=0 must be at least 1"),
@@ -230,7 +231,7 @@ def test_marin_reads_a_prefix(marin: Run, tmp_path: Path) -> None:
     record.write_text("{")
     assert "corrupt" in marin("verify").stdout
     assert "corrupt" in marin("status").stdout
-    assert marin("verify", "count/chars").stdout == "1 steps checked, 0 damaged\n"
+    assert marin("verify", "count/chars").stdout == "1 step checked, 0 damaged\n"
 
 
 def test_a_reader_that_leaves_early_is_no_error(script: Run, tmp_path: Path) -> None:

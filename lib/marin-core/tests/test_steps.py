@@ -69,7 +69,10 @@ def test_roles_follow_string_annotations() -> None:
         (lambda: sweep(make, over={"size": [1]}, size=2), "both swept over and fixed"),
         (lambda: adopt("/nowhere/at/all"), "no such file or directory"),
         (lambda: lower([]), "no step to run"),
-        (lambda: join(make(), [], table=({make()},)), r"<Step 'make' = make\(…\)> is inside a set, .* pass a list"),
+        (
+            lambda: join(make(), [], table=(make(), {make()})),
+            r"<Step 'make' = make\(…\)> is inside a set, .* pass a list",
+        ),
     ],
 )
 def test_mistakes_are_named(call: Any, message: str) -> None:

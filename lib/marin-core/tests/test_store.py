@@ -4,6 +4,7 @@ import hashlib
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_exclusive_writers_lose_no_update(store: Store) -> None:
     def add() -> None:
         for _ in range(50):
             with store.exclusive("n"):
-                store.write("n", str(int(store.read("n")) + 1).encode(), durable=False)
+                store.write("n", str(int(store.read("n") or b"") + 1).encode(), durable=False)
 
     threads = [threading.Thread(target=add) for _ in range(4)]
     for thread in threads:
@@ -58,7 +59,7 @@ def test_readers_see_whole_records_while_one_is_rewritten(tmp_path: Path) -> Non
     writer.start()
     while True:
         last = over.is_set()
-        data = store.read("r")
+        data = store.read("r") or b""
         seen.add((len(data), len(set(data))))
         if last:
             break
@@ -70,7 +71,7 @@ def test_no_space_left_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: p
     store = Store(str(tmp_path))
     real = Path.open
 
-    def on_a_full_disk(path: Path, *args: object, **kwargs: object) -> object:
+    def on_a_full_disk(path: Path, *args: Any, **kwargs: Any) -> Any:
         return real(Path("/dev/full") if path.name.endswith(".tmp") else path, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", on_a_full_disk)

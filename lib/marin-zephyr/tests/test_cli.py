@@ -117,10 +117,10 @@ def test_numbers_are_told_one_a_line_and_the_last_line_is_the_place(tmp_path, ca
     assert captured.err.startswith("tokenize: 1 documents, 10 tokens, ")
     assert captured.out.splitlines()[-1] == out
     assert main(["inspect", out, "--verify", "--token", "9"]) == 0
-    told = dict(
-        line.split(maxsplit=2)[::2] for line in capsys.readouterr().out.splitlines() if line.startswith("token")
-    )
-    assert told["token"] == "a.jsonl"
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["token", "source", "a.jsonl"] in told
+    assert ["damage", "none"] in told
+    assert ["sample", '"two\\nlines"'] in told
 
 
 @pytest.mark.parametrize("token", ["10", "-1"])

@@ -16,9 +16,14 @@ from marin_zephyr.errors import OutputBusyError, OutputError
 def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, durable):
     path = tmp_path / "below" / "a.txt"
     replace_file(path, b"old", durable=durable)
-    with pytest.raises(KeyboardInterrupt), new_file(path, durable=durable) as hidden:
-        hidden.write_bytes(b"half")
-        raise KeyboardInterrupt
+
+    def write_half() -> None:
+        with new_file(path, durable=durable) as hidden:
+            hidden.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
     assert [(p.name, p.read_bytes()) for p in path.parent.iterdir()] == [("a.txt", b"old")]
     replace_file(path, b"new", durable=durable)
     assert path.read_bytes() == b"new"
@@ -41,7 +46,7 @@ with new_file(Path(sys.argv[1])) as hidden:
 
 def test_what_the_system_will_not_write_is_an_error_that_names_the_path(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match=r"file/a\.txt: cannot write \(Not a directory\)"):
+    with pytest.raises(OutputError, match=r"file/a\.txt: cannot write"):
         replace_file(tmp_path / "file" / "a.txt", b"new")
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1][1]))

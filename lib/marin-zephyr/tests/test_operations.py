@@ -4,14 +4,14 @@ import collections
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_zephyr import Dataset, Session, agg, col, lit
 from marin_zephyr.counters import count
 from marin_zephyr.errors import BadRecordError, RejectRow, SchemaError, UserCodeError
 
-quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=25)
 
 KEYS = st.one_of(st.none(), st.integers(-3, 3), st.sampled_from([0.5, -0.0, 2.0, 1e300, float("nan")]))
 ROWS = st.lists(

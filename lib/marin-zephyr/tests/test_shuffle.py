@@ -5,7 +5,7 @@ import math
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.errors import CorruptBlockError, SchemaError
@@ -57,7 +57,6 @@ def test_an_unknown_kind_of_key_is_refused():
         key_digest({1})
 
 
-@settings(deadline=None)
 @given(rows=st.lists(st.tuples(st.integers(0, 4), st.text(max_size=6)), max_size=50), num_partitions=st.integers(1, 5))
 def test_an_exchange_gives_each_partition_its_rows_in_order(rows, num_partitions, tmp_path_factory):
     path = tmp_path_factory.mktemp("blocks") / "x.blocks"

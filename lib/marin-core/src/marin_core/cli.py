@@ -19,7 +19,7 @@ from typing import Any
 
 from marin_core.errors import CorruptRecordError, MissingOutputError, UsageError
 from marin_core.exits import guarded
-from marin_core.quantities import format_bytes, format_seconds
+from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import RunRecord, StepRecord, from_json
 from marin_core.store import Store, default_prefix
 
@@ -176,14 +176,13 @@ def status(parsed: argparse.Namespace) -> int:
     for r in runs[-10:]:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r.started_at))
         took = format_seconds(r.ended_at - r.started_at) if r.ended_at else "not ended"
-        print(f"{r.run_id}  {when}  {r.status:<10} {took:>12}  {len(r.nodes)} steps  {r.script}")
+        print(f"{r.run_id}  {when}  {r.status:<10} {took:>12}  {format_count(len(r.nodes), 'step')}  {r.script}")
     for s in steps:
-        print(
-            f"{s.address:<44} {format_seconds(s.seconds):>12} {len(s.files):>6} files {format_bytes(s.num_bytes):>10}"
-        )
+        files = format_count(len(s.files), "file")
+        print(f"{s.address:<44} {format_seconds(s.seconds):>12} {files:>12} {format_bytes(s.num_bytes):>10}")
     for error in corrupt:
         print(f"corrupt: {error}")
-    print(f"{len(steps)} committed steps, {len(runs)} runs under {store.url}")
+    print(f"{format_count(len(steps), 'committed step')}, {format_count(len(runs), 'run')} under {store.url}")
     return 0
 
 
@@ -255,7 +254,7 @@ def verify_outputs(parsed: argparse.Namespace) -> int:
             sep="\n",
             end="\n" if bad else "",
         )
-        print(f"{checked} steps checked, {len(bad)} damaged")
+        print(f"{format_count(checked, 'step')} checked, {len(bad)} damaged")
     return 1 if bad else 0
 
 

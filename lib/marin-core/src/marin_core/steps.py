@@ -181,7 +181,7 @@ class StepFunction:
         bound.apply_defaults()
         arguments = {n: _copy(v) for n, v in bound.arguments.items()}
         for n, value in arguments.items():
-            next(find_steps(value), None)
+            list(find_steps(value))  # a step inside a set is refused here, where the caller's line is
             if self.roles[n] == "input" and isinstance(value, str | Path):
                 raise UsageError(
                     f"step {self.__name__}: {n}={str(value)!r} is a path, but an Input is the output of a step; "

@@ -197,9 +197,8 @@ class Store:
         """The error that tells a user what an operating system error on this prefix means."""
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             return PrefixError(f"prefix {self.url}: no space left on the device; free some, or choose another --prefix")
-        return PrefixError(
-            f"prefix {self.url}: {e.strerror or e} ({e.filename}); choose another --prefix or MARIN_PREFIX"
-        )
+        why = "not a directory" if e.errno == errno.EEXIST else e.strerror or e
+        return PrefixError(f"prefix {self.url}: {why} ({e.filename}); choose another --prefix or MARIN_PREFIX")
 
 
 def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:

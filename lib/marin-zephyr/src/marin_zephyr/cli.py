@@ -21,6 +21,8 @@ import logging
 import runpy
 import sys
 import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,14 +56,14 @@ def main(argv: list[str] | None = None) -> int:
         "tokenize": tokenize,
         "inspect": inspect,
     }
-    _log_to_stderr()
     try:
-        return tyro.extras.subcommand_cli_from_dict(
-            commands,
-            prog="zephyr",
-            description="Datasets for language models: clean, de-duplicate, tokenize.",
-            args=argv,
-        )
+        with _log_on_stderr():
+            return tyro.extras.subcommand_cli_from_dict(
+                commands,
+                prog="zephyr",
+                description="Datasets for language models: clean, de-duplicate, tokenize.",
+                args=argv,
+            )
     except ZephyrError as e:
         print(f"zephyr: {e}", file=sys.stderr)
         for note in getattr(e, "__notes__", ()):
@@ -307,13 +309,17 @@ def _progress() -> Progress:
     return BarProgress() if sys.stderr.isatty() else LogProgress()
 
 
-def _log_to_stderr() -> None:
+@contextmanager
+def _log_on_stderr() -> Generator[None]:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log = logging.getLogger("marin_zephyr")
-    if not log.handlers:
-        log.addHandler(handler)
+    log.addHandler(handler)
     log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def _print_json(value: Any) -> None:

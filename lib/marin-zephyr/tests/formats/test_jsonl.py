@@ -57,7 +57,7 @@ VALUES = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(rows=st.lists(VALUES, min_size=1, max_size=12), ascii=st.booleans(), end=st.sampled_from(["\n", "\r\n", "\n\n"]))
 def test_reading_equals_pythons_json(rows, ascii, end, tmp_path_factory):
     path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"

@@ -1,4 +1,4 @@
-"""Parquet: rows are never lost to the columns that are asked for, and a file of the wrong type is refused as a whole."""
+"""Parquet: no row is lost to the columns that are asked for, and a file of the wrong type is refused as a whole."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

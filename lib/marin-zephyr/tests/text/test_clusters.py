@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.text.clusters import Decision, candidate_components, decide
@@ -28,7 +28,6 @@ def decide_all(sets: list, bands: np.ndarray, ids: np.ndarray, num_bytes: np.nda
     return {ids[d.dropped]: (ids[d.kept], d.similarity) for decision in decisions for d in decision.duplicates}
 
 
-@settings(deadline=None)
 @given(corpora())
 def test_dropped_documents_are_verified_against_kept_ones_and_kept_ones_differ(corpus: tuple) -> None:
     sets, bands, ids, num_bytes = corpus
@@ -45,7 +44,6 @@ def test_dropped_documents_are_verified_against_kept_ones_and_kept_ones_differ(c
                 assert jaccard(sets[i], sets[j]) < THRESHOLD
 
 
-@settings(deadline=None)
 @given(corpora(), st.randoms(use_true_random=False))
 def test_decisions_do_not_depend_on_the_order_of_rows(corpus: tuple, random) -> None:
     sets, bands, ids, num_bytes = corpus

@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.errors import InputError
@@ -51,7 +51,6 @@ def test_shards_emptied_by_a_step_do_not_stop_the_next(tmp_path: Path, write_cor
     assert open_corpus(tmp_path / "once").size() == Size(2, 2)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 20)), st.integers(1, 30))
 def test_slices_partition_the_rows_within_the_limit(lengths: list[int], limit: int) -> None:
     parts = list(slices(pa.table({"num_bytes": pa.array(lengths, pa.int64())}), max_bytes=limit))

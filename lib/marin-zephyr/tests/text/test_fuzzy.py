@@ -64,7 +64,7 @@ def test_of_planted_near_copies_and_their_originals_the_longer_stay_and_nothing_
     assert report.kept.bytes + report.dropped.bytes == sum(len(text.encode()) for _, text in documents)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), min_size=1, max_size=12), st.integers(1, 3))
 def test_agrees_with_comparing_all_pairs(texts: list[list[str]], ngram: int) -> None:
     """By chance a pair at the threshold escapes the bands once in 10**6."""

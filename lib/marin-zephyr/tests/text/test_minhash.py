@@ -17,7 +17,7 @@ def sets_from(*members: range | list[int]) -> NgramSets:
     return NgramSets(np.concatenate([*arrays, np.zeros(0, np.uint64)]), np.cumsum([0, *map(len, arrays)]))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.integers(0, 2000), st.integers(0, 2000), st.integers(1, 2000), st.integers(0, 2**40))
 def test_estimate_is_within_hoeffdings_bound(left: int, right: int, shared: int, start: int) -> None:
     """Fails by chance for fewer than one pair in 10**9."""
@@ -41,7 +41,6 @@ def test_estimate_is_unbiased_for_sparse_and_dense_sets(size: int) -> None:
     assert abs(np.mean(estimates) - true) <= 4 * math.sqrt(true * (1 - true) / len(pairs))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**60), unique=True, max_size=50), st.integers(1, 300))
 def test_signature_has_no_empty_place_and_only_members(numbers: list[int], num_permutations: int) -> None:
     sets = sets_from(numbers, [])

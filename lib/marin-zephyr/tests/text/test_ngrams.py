@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.text import ngrams
@@ -32,7 +32,6 @@ def sets_of(*texts: str, ngram: int = 5, as_type: pa.DataType | None = None) -> 
 
 
 # A word directly after a kana or Han character joins that character's token; the samples keep them apart.
-@settings(deadline=None)
 @given(st.lists(WORDS.map(" ".join), max_size=6), st.integers(1, 6))
 def test_jaccard_of_hashes_is_jaccard_of_the_ngrams_themselves(texts: list[str], ngram: int) -> None:
     hashed = sets_of(*texts, ngram=ngram)
@@ -43,7 +42,6 @@ def test_jaccard_of_hashes_is_jaccard_of_the_ngrams_themselves(texts: list[str],
             assert num_shared(hashed[i], hashed[j]) == len(true[i] & true[j])
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=200), min_size=1, max_size=8), st.integers(1, 6))
 def test_a_set_does_not_depend_on_the_neighbours(texts: list[str], ngram: int) -> None:
     together = sets_of(*texts, ngram=ngram)
@@ -51,7 +49,6 @@ def test_a_set_does_not_depend_on_the_neighbours(texts: list[str], ngram: int) -
         np.testing.assert_array_equal(together[i], sets_of(text, ngram=ngram)[0])
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("ab \né日", max_size=60), min_size=1, max_size=6))
 def test_pieces_smaller_than_documents_change_no_neighbour(texts: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -18,7 +18,7 @@ def numbered(count: int) -> list[tuple[str, str]]:
     return [(f"{i:05d}", f"document {i}") for i in range(count)]
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(count=st.integers(2, 60), fraction=st.floats(0.001, 0.999), seed=st.integers(0, 2**64 - 1))
 def test_every_document_has_one_side_and_no_side_is_empty(
     count: int, fraction: float, seed: int, tmp_path_factory, write_corpus, read_rows

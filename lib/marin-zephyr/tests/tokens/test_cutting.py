@@ -69,7 +69,7 @@ _stretches = st.lists(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(stretches=_stretches, seed=st.integers(0, 1000), mixed=st.booleans())
 def test_pieces_have_the_ids_of_the_whole(any_tokenizer: Tokenizer, prose, stretches, seed: int, mixed: bool):
     """Long runs of one thing, in which an edge may depend on where the run began, between ordinary text."""

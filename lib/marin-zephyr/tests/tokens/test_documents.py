@@ -34,7 +34,7 @@ def test_files_come_in_the_order_of_their_names_and_null_is_empty(mixed: Path):
     assert [size for _, _, size, _ in rows] == [len((text or "").encode()) for text in _TEXTS]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(skip=st.integers(0, 60))
 def test_skipping_rows_leaves_the_rest(mixed: Path, skip: int):
     assert read(mixed, skip=skip) == read(mixed)[skip:]

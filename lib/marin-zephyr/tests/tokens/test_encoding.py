@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from marin_zephyr.durability import sole_writer
-from marin_zephyr.errors import InputError, OutputBusyError, OutputError, UsageError
-from marin_zephyr.tokens import Tokenizer, TokenizerError, TokenStore, TokenStoreError, tokenize
+from marin_zephyr.errors import InputError, OutputBusyError, OutputError, TokenizerError, TokenStoreError, UsageError
+from marin_zephyr.tokens import Tokenizer, TokenStore, tokenize
 
 _PART_TOKENS = 4000
 

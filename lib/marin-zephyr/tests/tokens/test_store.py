@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
 
-from marin_zephyr.tokens import Tokenizer, TokenStore, TokenStoreError, byte_tokenizer, tokenize
+from marin_zephyr.errors import TokenStoreError
+from marin_zephyr.tokens import Tokenizer, TokenStore, byte_tokenizer, tokenize
 from marin_zephyr.tokens.parts import dtype_for, index_bytes
 
 
@@ -136,7 +137,7 @@ def test_texts_come_back(store: Path, corpus: list[str]):
     assert opened.num_bytes == sum(len(text.encode()) for text in corpus)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_ranges_and_locations_agree_with_a_flat_list(store: Path, data: st.DataObject):
     opened = TokenStore.open(store)

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Reference
 from tokenizers import models, pre_tokenizers
 
-from marin_zephyr.tokens import Tokenizer, TokenizerError, byte_tokenizer, load_tokenizer
+from marin_zephyr.errors import TokenizerError
+from marin_zephyr.tokens import Tokenizer, byte_tokenizer, load_tokenizer
 
 _SPECIAL = "<|endoftext|>"
 # Whole Unicode, with the troublesome characters often: combining marks, joiners, controls, line ends.
@@ -33,7 +34,6 @@ def word_level(*special: str, ids: dict[str, int] | None = None) -> dict:
     return json.loads(backend.to_str())
 
 
-@settings(deadline=None)
 @given(text=_text)
 def test_any_text_comes_back(tokenizer: Tokenizer, text: str):
     [ids] = tokenizer.encode_batch([text])
@@ -55,7 +55,6 @@ def test_two_megabytes_of_one_letter_come_back(trained: Tokenizer):
     assert trained.decode(ids) == text
 
 
-@settings(deadline=None)
 @given(before=_text, after=_text)
 def test_special_text_in_a_document_stays_text(tokenizer: Tokenizer, before: str, after: str):
     text = before + _SPECIAL + after
@@ -81,7 +80,6 @@ def test_ids_are_those_of_the_reference(trained: Tokenizer, tokenizer_file: Path
     ]
 
 
-@settings(deadline=None)
 @given(text=_text)
 def test_byte_tokenizer_gives_the_bytes(text: str):
     [ids] = byte_tokenizer().encode_batch([text])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.errors import InputError, UsageError
@@ -96,7 +96,6 @@ def test_a_corpus_without_text_leaves_the_old_file(tmp_path: Path, write_parquet
 _documents = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 2**64 - 1)), max_size=30)
 
 
-@settings(deadline=None)
 @given(documents=_documents, max_bytes=st.integers(1, 2000), order=st.randoms(use_true_random=False))
 def test_the_sample_is_full_and_does_not_depend_on_the_order(documents, max_bytes: int, order):
     documents = list({key: (size, key) for size, key in documents}.values())

@@ -111,7 +111,7 @@ def _failure(e: BaseException) -> dict[str, Any]:
 
 
 def plain(value: Any, *, where: str) -> Any:
-    """A body's value as JSON: dataclasses become objects, tuples and sets lists, paths text, array scalars numbers.
+    """A body's value as JSON: dataclasses become objects, tuples lists, paths text, array scalars numbers.
 
     Raises:
         TypeError: a part has no JSON form; names the path to it.

@@ -5,7 +5,6 @@
 - `TokenStore`: reads one.
 """
 
-from marin_zephyr.errors import TokenizerError, TokenStoreError
 from marin_zephyr.tokens.encoding import TokenizeReport, tokenize
 from marin_zephyr.tokens.manifest import Manifest
 from marin_zephyr.tokens.store import Damage, Location, TokenStore
@@ -17,10 +16,8 @@ __all__ = [
     "Location",
     "Manifest",
     "TokenStore",
-    "TokenStoreError",
     "TokenizeReport",
     "Tokenizer",
-    "TokenizerError",
     "TrainingReport",
     "byte_tokenizer",
     "load_tokenizer",
