@@ -96,7 +96,7 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def typecheck(session: nox.Session) -> None:
-    """Pyrefly over all sources, tests and experiments."""
+    """Pyrefly over all sources and experiments (ruff sees to it that every public function is annotated)."""
     session.install(*locked(session), "-r", export(session, "--only-group", "typecheck"), *members(*PACKAGES))
     session.run("pyrefly", "check", "--summarize-errors")
 

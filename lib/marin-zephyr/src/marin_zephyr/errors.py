@@ -106,6 +106,6 @@ class RejectRow(Exception):  # noqa: N818  not an error: a verdict of the caller
     ``rejects/`` with the reason (``quarantine``).
     """
 
-    def __init__(self, reason: str):
+    def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason

@@ -55,6 +55,7 @@ def _rows(dataset: str, *, revision: str | None, split: str, columns: tuple[str,
     """The rows as the loader streams them; its failures as ours."""
     try:
         import datasets
+        from datasets.exceptions import DatasetsError
     except ImportError:
         raise MissingExtraError(
             f"reading {dataset!r} from the hub needs the extra `hf`: pip install 'marin-zephyr[hf]'"
@@ -66,6 +67,6 @@ def _rows(dataset: str, *, revision: str | None, split: str, columns: tuple[str,
             if missing:
                 raise InputError(f"{dataset}: no column {missing[0]!r}; it has {', '.join(row)}")
             yield {name: row[name] for name in columns}
-    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as e:
+    except (OSError, ValueError, RuntimeError, DatasetsError) as e:
         reason = str(e).splitlines()[0] if str(e) else type(e).__name__
         raise InputError(f"{dataset} at revision {revision}, split {split!r}, cannot be read: {reason}") from e

@@ -111,7 +111,7 @@ class _Open:
 
 
 class _Builder:
-    def __init__(self, work_dir: Path):
+    def __init__(self, work_dir: Path) -> None:
         self.stages: list[Stage] = []
         self._work_dir = work_dir
 

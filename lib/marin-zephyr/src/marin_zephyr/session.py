@@ -77,7 +77,7 @@ class Session:
         workers: int | None = None,
         work_dir: str | Path | None = None,
         progress: Progress | None = None,
-    ):
+    ) -> None:
         if backend not in NAMES:
             raise UsageError(f"backend={backend!r} is not one of {', '.join(NAMES)}")
         if workers is not None and workers < 1:

@@ -123,7 +123,7 @@ class BlockWriter:
         num_partitions: how many partitions the index has.
     """
 
-    def __init__(self, path: Path, num_partitions: int):
+    def __init__(self, path: Path, num_partitions: int) -> None:
         self.rows = 0
         self._file: IO[bytes] = path.open("wb")
         self._file.write(_MAGIC)

@@ -169,7 +169,7 @@ def _survivors(task_input: SurvivorsInput, counts: RowCounts) -> Frames:
 class _Output:
     """Writes a task's rows where the stage's output says."""
 
-    def __init__(self, spec: StageSpec, index: int, context: TaskContext):
+    def __init__(self, spec: StageSpec, index: int, context: TaskContext) -> None:
         self._spec = spec
         self._index = index
         self._context = context

@@ -63,7 +63,7 @@ class _Stage:
 class ProcessBackend:
     """Runs tasks on ``workers`` processes."""
 
-    def __init__(self, workers: int):
+    def __init__(self, workers: int) -> None:
         self._size = workers
         self._workers: list[_Worker] = []
 

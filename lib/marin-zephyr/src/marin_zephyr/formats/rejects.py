@@ -27,7 +27,7 @@ class Desk:
         path: the rejects file; made on the first reject and only under ``quarantine``.
     """
 
-    def __init__(self, policy: OnError, path: Path):
+    def __init__(self, policy: OnError, path: Path) -> None:
         self.policy = policy
         self.path = path
         if policy == "quarantine":

@@ -37,7 +37,7 @@ class PartWriter(Protocol):
 class ParquetPart:
     """One parquet file; row groups of at most 65,536 rows and 64 MiB."""
 
-    def __init__(self, path: Path, compression: str | None):
+    def __init__(self, path: Path, compression: str | None) -> None:
         self._path = path
         self._compression = compression or "none"
         self._schema: pa.Schema | None = None
@@ -108,7 +108,7 @@ def _copy(source: Path, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
 class JsonlPart:
     """One file of JSON lines: UTF-8, one object a line, nulls written out."""
 
-    def __init__(self, path: Path, compression: str | None):
+    def __init__(self, path: Path, compression: str | None) -> None:
         self._raw = path.open("wb")
         self._file: Any = self._raw
         if compression == "gz":

@@ -99,14 +99,11 @@ def tokenize(
     loaded = load_tokenizer(tokenizer)
     specials = SpecialIds.of(loaded, append_eos=append_eos, prepend_bos=prepend_bos)
     files = input_files(inputs)
-    settings = {
-        "text_field": text_field,
-        "append_eos": append_eos,
-        "prepend_bos": prepend_bos,
-        "part_tokens": part_tokens,
-    }
-    lineage = _lineage(files, settings)
+    lineage = _lineage(
+        files, text_field=text_field, append_eos=append_eos, prepend_bos=prepend_bos, part_tokens=part_tokens
+    )
     plan = _plan_digest(loaded, lineage)
+    manifest = None
     with sole_writer(out), sole_writer(work):
         if (out / MANIFEST_FILE).exists():
             manifest = _same_store(out, plan)
@@ -119,13 +116,13 @@ def tokenize(
             rest = read_documents(files, text_field=text_field, skip=sequence.num_rows)
             encoded = encode_documents(rest, loaded, specials, workers=workers)
             _write(encoded, sequence, progress or LogProgress(), num_rows=count_rows(files))
-            if not parts:
-                resumption.clear(work, remove=work_dir is None)
-                raise InputError(f"no document with text in {', '.join(str(file.path) for file in files[:3])}")
-            manifest = _manifest(loaded, specials, sequence, {**lineage, "plan": plan})
-            resumption.publish(work, out, manifest, loaded)
             num_encoded = sequence.num_tokens - num_known
+            if parts:
+                manifest = _manifest(loaded, specials, sequence, {**lineage, "plan": plan})
+                resumption.publish(work, out, manifest, loaded)
         resumption.clear(work, remove=work_dir is None)
+    if manifest is None:
+        raise InputError(f"no document with text in {', '.join(str(file.path) for file in files[:3])}")
     return _report(out, manifest, reused=reused, num_encoded=num_encoded, seconds=time.monotonic() - began)
 
 
@@ -152,10 +149,10 @@ def _check_arguments(out: Path, work: Path, *, workers: int, part_tokens: int) -
         raise UsageError(f"work_dir and out_dir are both {out}: give another work_dir, or none")
 
 
-def _lineage(files: Sequence[InputFile], settings: Mapping[str, Any]) -> dict[str, Any]:
+def _lineage(files: Sequence[InputFile], **settings: Any) -> dict[str, Any]:
     return {
         "tool": {name: version(name) for name in ("marin-zephyr", "tokenizers")},
-        "settings": dict(settings),
+        "settings": settings,
         "inputs": [_input_record(file) for file in files],
     }
 

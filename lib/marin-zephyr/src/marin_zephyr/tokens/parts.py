@@ -61,7 +61,7 @@ class PartWriter:
         dtype: ``uint16`` or ``int32``.
     """
 
-    def __init__(self, directory: Path, name: str, *, dtype: str):
+    def __init__(self, directory: Path, name: str, *, dtype: str) -> None:
         self.name = name
         self.num_tokens = 0
         self._directory = directory

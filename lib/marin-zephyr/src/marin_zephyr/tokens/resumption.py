@@ -83,7 +83,7 @@ class PartSequence:
         part_tokens: a part ends with the document that brings it to this many ids.
     """
 
-    def __init__(self, work: Path, *, parts: list[FinishedPart], dtype: str, part_tokens: int):
+    def __init__(self, work: Path, *, parts: list[FinishedPart], dtype: str, part_tokens: int) -> None:
         self.parts = parts
         self._work = work
         self._dtype = dtype
