@@ -70,7 +70,8 @@ def render_samples(samples: Iterable[object]) -> Markup:
 def _is_showable(file: FoundFile) -> bool:
     path = PurePosixPath(file.path)
     suffix = path.suffix.lower()
-    return path.name == _SAMPLES or suffix in _TEXTS or suffix in _IMAGES
+    # What lies deeper is the inside of something (a checkpoint, a store), not written for a reader.
+    return len(path.parts) <= 2 and (path.name == _SAMPLES or suffix in _TEXTS or suffix in _IMAGES)
 
 
 def _show(view: RunView, node: NodeRecord, file: FoundFile) -> Markup:
