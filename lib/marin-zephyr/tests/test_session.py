@@ -91,6 +91,25 @@ def test_a_function_that_only_moved_within_its_file_does_not_run_again(session, 
     assert [run("f = lambda row: row"), run("# a comment\n\nf = lambda row: row")] == [3, 0]
 
 
+def test_what_is_made_of_a_dataset_is_the_same_to_the_byte_wherever_and_whenever_that_was_written(session, tmp_path):
+    for place in ("here", "there"):
+        first, second = tmp_path / place / "first", tmp_path / place / "second"
+        session.run(Dataset.from_rows([{"x": i % 7} for i in range(40)], num_shards=3).write_parquet(first))
+        session.run(Dataset.from_files(first).distinct(on="x").write_parquet(second))
+    for name in sorted(p.name for p in (tmp_path / "here" / "second").iterdir()):
+        assert (tmp_path / "here/second" / name).read_bytes() == (tmp_path / "there/second" / name).read_bytes(), name
+
+
+def test_a_part_that_someone_else_changed_in_place_is_seen(session, tmp_path):
+    session.run(Dataset.from_rows([{"x": "old"}]).write_jsonl(tmp_path / "first"))
+    copy = Dataset.from_files(tmp_path / "first").write_jsonl(tmp_path / "second")
+    session.run(copy)
+    part = tmp_path / "first" / "part-00000.jsonl"
+    part.write_text(part.read_text().replace("old", "new"))
+    session.run(copy)
+    assert json.loads((tmp_path / "second" / "part-00000.jsonl").read_text()) == {"x": "new"}
+
+
 def test_a_changed_input_runs_again(session, corpus, tmp_path):
     dataset = corpus.write_parquet(tmp_path / "out")
     session.run(dataset)

@@ -230,7 +230,7 @@ def _open_files(source: FileSource) -> _Open:
     groups = shards(files, shard_bytes=source.shard_bytes)
     return _Open(
         inputs=tuple(FilesInput(files=group, options=source.options) for group in groups),
-        origin=fingerprint((groups, source.options)),
+        origin=fingerprint(([[f.identity for f in group] for group in groups], source.options)),
         weight=sum(f.weight for f in files),
         on_error=source.on_error,
     )

@@ -8,6 +8,7 @@ thousand tiny files are not a thousand tasks; a large file is a shard of its own
 from __future__ import annotations
 
 import glob
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 # What the output directory of a sink holds: parts, the manifest that is written last, and, until then, staged work.
 PART = re.compile(r"part-\d{5,}\.(parquet|jsonl|jsonl\.gz|jsonl\.zst)")
 SINK_MANIFEST = "_manifest.json"
+_BY_MANIFEST = "manifest:"
 STAGING = ".staging-"
 
 _WILDCARDS = frozenset("*?[")
@@ -35,7 +37,11 @@ _PARQUET_EXPANSION = 3
 
 @dataclass(frozen=True, kw_only=True)
 class InputFile:
-    """One file to read: where it lies, what it is called in the output, what it is, and what tells it has changed."""
+    """One file to read: where it lies, what it is called in the output, what it is, and what tells it has changed.
+
+    ``version`` is the time of its last change or the store's etag; for a part of a dataset that zephyr wrote, the
+    digest of the dataset's manifest, which stays the same when the dataset is written again elsewhere.
+    """
 
     url: str
     name: str
@@ -43,6 +49,12 @@ class InputFile:
     compression: str | None
     size: int
     version: str
+
+    @property
+    def identity(self) -> tuple[str | int | None, ...]:
+        """What a fingerprint knows the file by: a part of a dataset by its name there, any other by where it lies."""
+        where = None if self.version.startswith(_BY_MANIFEST) else self.url
+        return where, self.name, self.format, self.compression, self.size, self.version
 
     @property
     def weight(self) -> int:
@@ -117,8 +129,22 @@ def _local(pattern: str) -> list[tuple[str, int, str]]:
         names = [p for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]  # noqa: PTH207  may be absolute
     else:
         names = []
-    stats = [(name, Path(name).stat()) for name in names]
-    return [(Path(name).absolute().as_posix(), s.st_size, str(s.st_mtime_ns)) for name, s in stats]
+    manifests = {directory: _manifest(directory) for directory in {Path(name).parent for name in names}}
+    found = []
+    for file in map(Path, names):
+        stat, (written, digest) = file.stat(), manifests[file.parent]
+        # The manifest is written last: a part that is newer was changed since, by someone else.
+        vouched = PART.fullmatch(file.name) and stat.st_mtime_ns <= written
+        found.append((file.absolute().as_posix(), stat.st_size, digest if vouched else str(stat.st_mtime_ns)))
+    return found
+
+
+def _manifest(directory: Path) -> tuple[int, str]:
+    """When the manifest of a dataset was written, and its digest; before all time where there is none."""
+    path = directory / SINK_MANIFEST
+    if not path.is_file():
+        return -1, ""
+    return path.stat().st_mtime_ns, f"{_BY_MANIFEST}{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def _hidden(parts: tuple[str, ...]) -> bool:
