@@ -132,7 +132,9 @@ def bench(session: nox.Session) -> None:
     session.install(*locked(session), "-r", export(session, "--only-group", "bench"), *members(*PACKAGES))
     names = session.posargs or sorted(p.stem for p in (ROOT / "bench").glob("*.py"))
     for name in names:
-        session.run("python", f"bench/{name}.py", env={"JAX_PLATFORMS": "cpu"})
+        session.run(
+            "python", f"bench/{name}.py", env={"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+        )
 
 
 @nox.session(venv_backend="none")
