@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marin_core import Input, Out, Resources, Work, step
-from marin_train import Component, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from marin_train import TrainConfig
 
 # A running step shows the last line of its log: the wheels' own progress, and not that of the libraries below them.
 for wheel in ("marin_zephyr", "marin_train"):
@@ -95,38 +95,31 @@ def train_tokenizer(out: Out, documents: Input, *, vocab_size: int) -> dict[str,
 
 
 @step(resources=ALL_CORES)
-def tokenize(out: Out, documents: Input, tokenizer: Input, *, part: str) -> dict[str, Any]:
+def tokenize(out: Out, work: Work, documents: Input, tokenizer: Input, *, part: str) -> dict[str, Any]:
     """A token store of one side of the split."""
     from marin_zephyr import tokens
 
+    file = tokenizer.local() / "tokenizer.json"
     return _counts(
-        tokens.tokenize(
-            documents.local() / part, out.local(), tokenizer=tokenizer.local() / "tokenizer.json", workers=WORKERS
-        )
+        tokens.tokenize(documents.local() / part, out.local(), tokenizer=file, workers=WORKERS, work_dir=work.local())
     )
 
 
 @step(resources=ALL_CORES)
-def train(
-    out: Out,
-    work: Work,
-    tokens: Input,
-    *,
-    model: ModelConfig,
-    optimizer: OptimizerConfig,
-    steps: int,
-    batch_size: int,
-    seq_len: int,
-    seed: int = 0,
-    policy: str = "auto",
-) -> dict[str, Any]:
-    """A language model, trained in JAX; a killed run goes on from its last checkpoint."""
+def train(out: Out, work: Work, tokens: Input, *, config: TrainConfig) -> dict[str, Any]:
+    """A language model, trained in JAX; a killed run goes on from its last checkpoint.
+
+    Args:
+        out: gets the last checkpoint, the metrics and the summary.
+        work: where checkpoints lie while it trains.
+        tokens: the token store.
+        config: the run, whose one component has its path filled in here.
+    """
     import marin_train
 
-    data = DataConfig(components=(Component(name="corpus", path=str(tokens.local())),), seq_len=seq_len, seed=seed)
-    config = TrainConfig(
-        model=model, data=data, optimizer=optimizer, steps=steps, batch_size=batch_size, seed=seed, policy=policy
-    )
+    (component,) = config.data.components
+    component = dataclasses.replace(component, path=str(tokens.local()))
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, components=(component,)))
     result = marin_train.train(config, out_dir=work.local())
     shutil.copytree(result.checkpoint, out.local() / "checkpoint")
     for name in ("metrics.jsonl", "summary.json"):

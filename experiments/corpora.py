@@ -19,6 +19,7 @@ TINYSTORIES_REVISION = "f54c09fd23315a6f9c86f9dc80f725de7d8f9c64"
 NAMES = ("stdlib", "tinystories")
 ROWS = (".jsonl", ".json", ".ndjson", ".parquet")
 TEXTS = (".txt", ".md", ".py")
+_KINDS = ", ".join((*ROWS, *TEXTS))
 COMPRESSIONS = (".gz", ".zst", ".xz", ".bz2")
 
 
@@ -54,8 +55,8 @@ def raw_files(corpus: str) -> RawFiles:
 def _standard_library() -> RawFiles:
     """The sources of the running Python's standard library, tests included, in the order of their names."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = (p.relative_to(root) for p in root.rglob("*.py") if p.is_file())
-    files = sorted(p.as_posix() for p in found if not {"site-packages", "dist-packages", "__pycache__"} & set(p.parts))
+    found = (p.relative_to(root) for p in _below(root) if p.suffix == ".py")
+    files = sorted(p.as_posix() for p in found if not {"site-packages", "dist-packages"} & set(p.parts))
     if not files:
         raise UsageError(f"--corpus stdlib: this Python has no sources under {root}; give --corpus a path instead")
     return RawFiles(adopt(root, name="stdlib", files=files), tuple(files), "file")
@@ -63,29 +64,52 @@ def _standard_library() -> RawFiles:
 
 def _own_files(corpus: str) -> RawFiles:
     paths = _find(corpus)
-    if not paths:
-        raise UsageError(
-            f"--corpus {corpus!r}: no such file, directory or glob; give one, or a name: {', '.join(NAMES)}"
-        )
     kinds = {_suffix(p) for p in paths}
     if unknown := kinds - set(ROWS) - set(TEXTS):
         named = next(p for p in paths if _suffix(p) in unknown)
-        raise UsageError(f"--corpus {corpus!r}: {named} is none of {', '.join((*ROWS, *TEXTS))}; convert or exclude it")
+        raise UsageError(f"--corpus {corpus!r}: {named} is none of {_KINDS}; convert it, or give a glob without it")
     if kinds & set(ROWS) and kinds & set(TEXTS):
-        raise UsageError(f"--corpus {corpus!r} mixes {', '.join(sorted(kinds))}; take either rows or text files")
+        raise UsageError(
+            f"--corpus {corpus!r} mixes {', '.join(sorted(kinds))}: in some a document is a row, in others a file; "
+            "give a glob of either, such as 'DIR/**/*.jsonl'"
+        )
     root = Path(os.path.commonpath([p.parent for p in paths]))
     files = tuple(p.relative_to(root).as_posix() for p in paths)
     return RawFiles(adopt(root, name="corpus", files=files), files, "row" if kinds & set(ROWS) else "file")
 
 
 def _find(corpus: str) -> list[Path]:
-    """Files that a path or glob names, sorted; a directory stands for all the known files below it."""
+    """Files that a path or glob names, absolute and sorted; a directory stands for all the known files below it."""
     path = Path(corpus).expanduser()
-    if path.is_dir():
-        known = (p for p in path.rglob("*") if p.is_file() and _suffix(p) in (*ROWS, *TEXTS))
-        return sorted(p.resolve() for p in known if not any(part.startswith(".") for part in p.relative_to(path).parts))
-    matches = [str(path)] if path.is_file() else glob.glob(str(path), recursive=True)  # noqa: PTH207  absolute and relative globs alike
-    return sorted(Path(m).resolve() for m in matches if Path(m).is_file())
+    if "://" in corpus or not corpus.strip():
+        raise UsageError(f"--corpus {corpus!r} is no local path; give one, or a name: {', '.join(NAMES)}")
+    try:
+        if path.is_dir():
+            found = [p for p in _below(path) if _suffix(p) in (*ROWS, *TEXTS)]
+            missing = f"the directory holds none of {_KINDS}"
+        elif path.is_file():
+            found, missing = [path], ""
+        else:
+            found = [Path(p) for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]  # noqa: PTH207
+            missing = f"no such file, directory or glob; give one, or a name: {', '.join(NAMES)}"
+    except OSError as error:
+        raise UsageError(f"--corpus {corpus!r}: {error.filename or path} cannot be read ({error.strerror})") from None
+    if not found:
+        raise UsageError(f"--corpus {corpus!r}: {missing}")
+    return sorted(p.absolute() for p in found)
+
+
+def _below(directory: Path) -> list[Path]:
+    """Files under a directory, hidden ones left out; a directory that cannot be listed is an error, not a gap."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    found = []
+    for folder, folders, names in os.walk(directory, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [Path(folder, name) for name in names if not name.startswith(".")]
+    return [p for p in found if p.is_file()]
 
 
 def _suffix(path: Path) -> str:

@@ -28,7 +28,7 @@ from bridge import (
 )
 from corpora import raw_files
 from marin_core import RunReport, Step, main
-from marin_train import OptimizerConfig, presets
+from marin_train import Component, DataConfig, OptimizerConfig, TrainConfig, presets
 
 PROMPTS = {
     "stdlib": ("def ", "class Test", "import os\nimport ", '"""Return the ', "for i in range("),
@@ -65,16 +65,16 @@ def build(
     tokenizer = train_tokenizer(sides, vocab_size=vocab_size)
     train_tokens = tokenize(sides, tokenizer, part="train", name="tokenize_train")
     validation_tokens = tokenize(sides, tokenizer, part="validation", name="tokenize_validation")
-    model = train(
-        train_tokens,
+    config = TrainConfig(
         model=presets.llama_nano(vocab_size),
+        data=DataConfig(components=(Component(name="corpus", path=""),), seq_len=256, seed=seed),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         steps=steps,
         batch_size=batch_size,
-        seq_len=256,
         seed=seed,
         policy=policy,
     )
+    model = train(train_tokens, config=config)
     score = compare(evaluate(model, validation_tokens), baselines(sides, train_tokens, validation_tokens))
     samples = sample(model, prompts=PROMPTS.get(corpus, ("The ", "In ", "A ")), seed=seed)
     return [score, samples, model]
@@ -84,8 +84,10 @@ def epilogue(report: RunReport) -> str:
     """The closing lines: the machine, and how the model compares."""
     scores = report.value("compare")["bits_per_byte"]
     trained = report.value("train")
+    rejected = report.value("normalize")["num_rejected"]
     rows = "\n".join(f"  {bits:6.3f}  {name}" for name, bits in sorted(scores.items(), key=lambda item: item[1]))
     return (
+        f"{rejected} documents rejected; they and the reasons lie in {report.path('normalize')}/rejects\n"
         f"{trained['policy']} at {trained['peak_flops'] / 1e9:,.0f} GFLOP/s\n"
         f"validation bits/byte, lower is better:\n{rows}\n"
         f"bits/byte {scores['model']:.3f}"
