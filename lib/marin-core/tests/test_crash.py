@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -216,6 +217,8 @@ def test_a_second_runner_takes_over_when_the_holder_dies(job: Job) -> None:
     while "waiting for it" not in line:
         line = second.stdout.readline()
         assert line, "the second runner ended without waiting"
+    run = json.loads(next((job.directory / ".marin/slow").glob("*/lease.json")).read_text())["run_id"]
+    assert line == f"slow: being made by run {run} (pid {holder.pid} on {socket.gethostname()}), waiting for it\n"
     os.kill(holder.pid, signal.SIGKILL)
     job.open_gate()
     second.communicate()

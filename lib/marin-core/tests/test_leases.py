@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_core import leases
-from marin_core.errors import LeaseLostError
+from marin_core.errors import LeaseLostError, NewerRecordError
 from marin_core.handles import Work
 from marin_core.leases import EXPIRY, Process, Witness
 from marin_core.store import Store
@@ -114,6 +114,21 @@ def test_a_lease_of_a_later_version_is_respected(store: Store) -> None:
     assert take(store) is None
 
 
+@pytest.mark.parametrize("key", ["a/1/lease.json", "a/1/attempts/1/attempt.json"])
+def test_a_step_that_a_later_version_works_on_is_refused_and_left_as_it_is(store: Store, key: str) -> None:
+    lease = take(store)
+    leases.release(store, "a/1", lease)
+    newer = json.dumps({"schema": 2, "epoch": {"new": "shape"}}).encode()
+    store.write(key, newer)
+    before = store.read("a/1/lease.json")
+    with pytest.raises(NewerRecordError, match=f"{key}: schema 2 is newer than 1; upgrade marin-core"):
+        take(store)
+    assert (store.read(key), store.read("a/1/lease.json")) == (newer, before)
+    if key == "a/1/lease.json":
+        with pytest.raises(LeaseLostError), leases.fenced(store, "a/1", lease):
+            pytest.fail("the fence let a holder in whose lease is gone")
+
+
 def test_a_process_known_by_its_pid_alone_is_not_killed(store: Store) -> None:
     take(store)
     stranger = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
@@ -169,3 +184,17 @@ def test_work_is_fenced_by_epoch(tmp_path: Path) -> None:
         old.local()
     with new.open("state", "w") as f:
         f.write("2")
+
+
+def test_work_is_emptied_for_a_fresh_start_and_older_attempts_stay_fenced_out(tmp_path: Path) -> None:
+    old, new = Work(str(tmp_path / "w"), epoch=1), Work(str(tmp_path / "w"), epoch=2)
+    old.claim()
+    with old.open("checkpoints/3/state", "w") as f:
+        f.write("1")
+    (tmp_path / "w.cleared").mkdir()
+    (tmp_path / "w.cleared" / "left").touch()
+    new.claim()
+    new.clear()
+    assert [p.name for p in tmp_path.rglob("*")] == ["w", ".epoch"]
+    with pytest.raises(LeaseLostError, match="overtaken by epoch 2"):
+        old.open("state", "w")

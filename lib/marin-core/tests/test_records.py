@@ -1,6 +1,8 @@
 """Records: what is written reads back the same, and what does not is called corrupt."""
 
 import dataclasses
+import json
+import math
 import typing
 from typing import Any
 
@@ -8,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marin_core.errors import CorruptRecordError
-from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord, from_json, to_json
+from marin_core.errors import CorruptRecordError, NewerRecordError
+from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord, build, finite, from_json, to_json
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
@@ -25,7 +27,7 @@ def strategy_for(hint: Any) -> st.SearchStrategy[Any]:
     if typing.get_origin(hint) is dict:
         return st.dictionaries(st.text(max_size=3), strategy_for(typing.get_args(hint)[1]), max_size=3)
     if hint is float:
-        return st.floats(allow_nan=False)
+        return st.floats(allow_nan=False, allow_infinity=False)
     if dataclasses.is_dataclass(hint):
         return records(hint)
     if typing.get_origin(hint) is tuple:
@@ -49,9 +51,8 @@ def test_records_round_trip(kind: type, data: st.DataObject) -> None:
     assert from_json(kind, to_json(record), where="x") == record
 
 
-@given(st.integers(0, 400))
-def test_a_truncated_record_is_corrupt_and_names_the_file(cut: int) -> None:
-    run = RunRecord(
+def a_run() -> RunRecord:
+    return RunRecord(
         run_id="r",
         script="s.py",
         argv=("s.py",),
@@ -62,13 +63,50 @@ def test_a_truncated_record_is_corrupt_and_names_the_file(cut: int) -> None:
         nodes=(),
         environment={"python": "3.12"},
     )
+
+
+@given(st.integers(0, 400))
+def test_a_truncated_record_is_corrupt_and_names_the_file(cut: int) -> None:
+    run = a_run()
     text = to_json(run)
     assert from_json(RunRecord, text, where="x") == run
     with pytest.raises(CorruptRecordError, match=r"runs/r\.json"):
         from_json(RunRecord, text[: min(cut, len(text) - 3)], where="runs/r.json")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 99}', "null", "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "9"}', "null", "\x00"])
 def test_other_documents_are_corrupt(text: str) -> None:
     with pytest.raises(CorruptRecordError, match="not a readable StepRecord"):
         from_json(StepRecord, text, where="step.json")
+
+
+def test_a_record_of_a_later_schema_is_refused_and_not_called_corrupt() -> None:
+    with pytest.raises(NewerRecordError, match=r"a/1/step\.json: schema 99 is newer than 1; upgrade marin-core") as e:
+        from_json(StepRecord, '{"schema": 99}', where="a/1/step.json")
+    assert e.value.exit_code == 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    last: float
+    best: float | None = None
+    name: str | float = "NaN"
+
+
+@given(st.floats())
+def test_every_float_has_a_name_in_strict_json_and_comes_back_from_it(value: float) -> None:
+    text = json.dumps({"last": finite(value), "best": finite(value), "name": "NaN"}, allow_nan=False)
+    loss = build(Loss, json.loads(text))
+    for back in (loss.last, loss.best):
+        assert back == value or (math.isnan(back) and math.isnan(value))
+    assert loss.name == "NaN"
+
+
+def test_a_bare_nan_that_an_earlier_version_wrote_reads_as_its_name() -> None:
+    run_record = a_run()
+    text = to_json(run_record).replace('"3.12"', "[NaN, -Infinity]")
+    record = from_json(RunRecord, text, where="x")
+    assert record.environment == {"python": ["NaN", "-Infinity"]}
+    assert from_json(RunRecord, to_json(record), where="x") == record
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        to_json(dataclasses.replace(run_record, environment={"loss": math.nan}))

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import logging
+import math
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from marin_core import MissingOutputError, RunReport, StepFailedError, StepRunner, adopt, leases, lower, resolve, run
 from marin_core.errors import DriftError, PrefixError, UsageError
 from marin_core.reasons import Options
+from marin_core.store import Store
 
 FLOW = """
     import os, signal
@@ -330,7 +333,7 @@ def test_memory_prefix_keeps_outputs_for_inline_runs(flow: ModuleType, tmp_path:
     assert run(chain(flow), prefix=url, launcher="inline").executed == ()
     with pytest.raises(UsageError, match="launcher='inline'"):
         StepRunner(url)
-    with pytest.raises(PrefixError, match="cannot swap a record conditionally"):
+    with pytest.raises(PrefixError, match="s3:// is not supported"):
         StepRunner("s3://bucket/x")
 
 
@@ -393,3 +396,161 @@ def test_a_runner_that_was_overtaken_kills_its_body_and_commits_nothing(
     assert report.exit_code == 3
     assert failure_of(report, "slow") == "LeaseLostError"
     assert not (Path(prefix) / report.node("slow").address / "step.json").exists()
+
+
+CORPUS = """
+    import errno, math, os
+    from dataclasses import dataclass
+    from pathlib import Path
+    from marin_core import Input, Work, step
+
+    @step(retries=3)
+    def read(source: Input, *, then: str = "nothing") -> str:
+        path = source / "a.txt"
+        text = path.read_text()
+        if then == "edit":
+            path.write_text("b")
+        if then == "add":
+            (source / "new.txt").touch()
+        if then == "delete":
+            path.unlink()
+        if then == "link":
+            os.link(path, source.local().parent / "link")
+        return text
+
+    @step(retries=1)
+    def train(work: Work, text: str, *, fail: str = "") -> list:
+        resumed = (work / "checkpoint").read_text().split() if (work / "checkpoint").exists() else []
+        with work.open("checkpoint", "w") as f:
+            f.write(" ".join([*resumed, text]))
+        if Path(fail).is_file():
+            Path(fail).unlink()
+            raise RuntimeError("lost a node")
+        return resumed
+
+    class ResourceExhaustedError(ValueError):
+        pass
+
+    @step(retries=3)
+    def full() -> None:
+        raise ResourceExhaustedError("RESOURCE_EXHAUSTED: /x/ckpt: No space left on device [errno 28]")
+
+    @dataclass(frozen=True)
+    class Loss:
+        last: float
+        all: list
+
+    @step
+    def diverge(*, scale: float = 1.0) -> Loss:
+        return Loss(last=math.nan, all=[math.inf, -math.inf, 1.5])
+
+    @step
+    def judge(loss: Loss) -> bool:
+        return math.isnan(loss.last)
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("a")
+    return tmp_path / "corpus"
+
+
+@pytest.mark.parametrize(("then", "name"), [("edit", "a.txt"), ("delete", "a.txt"), ("add", "new.txt")])
+def test_nothing_is_committed_if_the_corpus_changed_while_it_was_read(
+    module: Any, prefix: str, corpus: Path, then: str, name: str
+) -> None:
+    target = module(CORPUS).read(adopt(corpus), then=then)
+    report = run(target, prefix=prefix)
+    failure = report.node(target).failure
+    assert failure is not None
+    assert f"{name} changed while it was read" in failure.message
+    assert (report.exit_code, report.node(target).attempt) == (2, 1)
+    assert not (Path(prefix) / report.node(target).address / "step.json").exists()
+
+
+def test_a_corpus_may_change_where_the_step_does_not_look(module: Any, prefix: str, corpus: Path) -> None:
+    flow = module(CORPUS)
+    assert run(flow.read(adopt(corpus, files=["a.txt"]), then="add"), prefix=prefix).ok
+    assert run(flow.read(adopt(corpus), then="link"), prefix=prefix).ok
+    assert (corpus / "a.txt").stat().st_nlink == 2
+
+
+def test_work_is_resumed_on_the_same_inputs_alone(module: Any, prefix: str, tmp_path: Path) -> None:
+    flow = module(CORPUS)
+    fail = tmp_path / "fail"
+
+    def trained(corpus_text: str, **options: Any) -> Any:
+        (tmp_path / "corpus" / "a.txt").write_text(corpus_text)
+        # The step between has a version, so the recipe of what trains on it stays when the corpus changes.
+        read = flow.read(adopt(tmp_path / "corpus", name="raw"), version="v1")
+        return run(flow.train(read, fail=str(fail)), prefix=prefix, options=Options(**options)).values.popitem()[1]
+
+    (tmp_path / "corpus").mkdir()
+    fail.touch()
+    assert trained("a") == ["a"]
+    assert trained("b", rebuild=("read",)) == []
+    assert trained("b", force=("train",)) == []
+    fail.touch()
+    assert trained("b", force=("train",)) == ["b"]
+
+
+@pytest.mark.parametrize("record", ["step.json", "lease.json", "attempts/1/attempt.json"])
+def test_what_a_later_version_wrote_is_refused_and_not_replaced(flow: ModuleType, prefix: str, record: str) -> None:
+    address = run(flow.text(), prefix=prefix, launcher="inline").node("text").address
+    path = Path(prefix) / address / record
+    path.write_text(newer := json.dumps(json.loads(path.read_text()) | {"schema": 2}))
+    options = Options(force=("text",))
+    report = run(
+        flow.text(), flow.text(content="x"), prefix=prefix, options=options, launcher="inline", keep_going=True
+    )
+    assert report.exit_code == 3
+    assert report.node(address).outcome == "refused"
+    assert "upgrade marin-core" in report.node(address).reason
+    assert [n.outcome for n in report.record.nodes] == ["refused", "succeeded"]
+    assert path.read_text() == newer
+    assert not (Path(prefix) / address / "attempts" / "2").exists()
+
+
+def test_a_full_disk_is_one_line_whatever_library_met_it(module: Any, prefix: str) -> None:
+    report = run(module(CORPUS).full(), prefix=prefix)
+    failure = report.record.nodes[0].failure
+    assert failure is not None
+    assert failure.message == "no space left on the device for its output; free some, or choose another prefix"
+    assert (report.exit_code, report.record.nodes[0].attempt) == (2, 1)
+
+
+def test_a_full_prefix_is_told_once(
+    flow: ModuleType, prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = Store.write
+
+    def write(store: Store, key: str, data: bytes, **options: Any) -> None:
+        if key.endswith("attempt.json") or full:
+            full.append(key)
+            raise store.error(OSError(28, "No space left on device", key))
+        real(store, key, data, **options)
+
+    full: list[str] = []
+    monkeypatch.setattr(Store, "write", write)
+    with caplog.at_level(logging.INFO), pytest.raises(PrefixError, match="no space left on the device"):
+        run(flow.text(), prefix=prefix)
+    assert any(key.startswith("runs/") for key in full)
+    assert caplog.records == []
+
+
+def test_what_is_not_finite_is_recorded_in_strict_json(module: Any, prefix: str) -> None:
+    def strict(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    flow = module(CORPUS)
+    loss = flow.diverge(scale=math.inf)
+    report = run(target := flow.judge(loss), prefix=prefix)
+    assert report.value(target) is True
+    assert report.node(loss).value == {"last": "NaN", "all": ["Infinity", "-Infinity", 1.5]}
+    assert report.node(loss).arguments == {"scale": "Infinity"}
+    records = list(Path(prefix).rglob("*.json"))
+    assert len(records) > 6
+    for path in records:
+        json.loads(path.read_text(), parse_constant=strict)

@@ -59,6 +59,14 @@ SCRIPT = textwrap.dedent(
     '''
 )
 
+BROKEN = {
+    "README.md": "# A title\nis no program.\n",
+    "unfinished.py": "x = 1\ny = (\n",
+    "imports.py": "x = 1\nimport nowhere_to_be_found\n",
+    "raises.py": "def f():\n\n    return 1 / 0\nf()\n",
+    "uses.py": "import unfinished\n",
+}
+
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -114,9 +122,12 @@ def test_a_plan_runs_and_writes_nothing(script: Run, tmp_path: Path) -> None:
         (["--only", "nothing"], 2, "error: --only nothing: no step of that name; there are text, count/chars"),
         (["--launcher", "cloud"], 2, "error: --launcher cloud: give inline, process or module:factory"),
         (["--keep-going", "--fail-fast"], 2, "error: --keep-going and --fail-fast contradict each other"),
-        (["--prefix", "job.py"], 2, "job.py: not a directory ("),
+        (["--prefix", "job.py"], 2, "job.py: not a directory; choose another --prefix"),
         (["--prefix", "job.py/below"], 2, "choose another --prefix or MARIN_PREFIX"),
-        (["--prefix", "s3://bucket/x"], 2, "use a local directory"),
+        (["--prefix", "s3://bucket/x"], 2, "give a local directory"),
+        (["--prefix", "nope://x"], 2, "nope:// is not supported"),
+        (["--launcher", "os:getpid"], 2, "is no launcher, it has no launch(), poll(), cancel(), adopt()"),
+        (["--launcher", "os:rename"], 2, "error: --launcher os:rename: "),
         (["--max-workers", "0"], 2, "error: max_workers=0 must be at least 1"),
     ],
 )
@@ -248,6 +259,15 @@ def test_a_reader_that_leaves_early_is_no_error(script: Run, tmp_path: Path) -> 
     [
         (["run", "nope.py"], "nope.py: there is no such script"),
         (["run", "job.py:nope"], "job.py has no function nope()"),
+        (["run", "README.md"], "README.md:2: SyntaxError: "),
+        (["plan", "unfinished.py"], "unfinished.py:2: SyntaxError: '(' was never closed"),
+        (["explain", "imports.py"], "imports.py:2: ModuleNotFoundError: No module named 'nowhere_to_be_found'"),
+        (["run", "raises.py"], "raises.py:3: ZeroDivisionError: "),
+        (["plan", "uses.py"], "unfinished.py:2: SyntaxError: '(' was never closed"),
+        (["explain", "job.py", "nope"], "nope: no step of this name or address; there are text, count/chars"),
+        (["status", "--prefix", "nonexistent"], "nonexistent does not exist; give --prefix"),
+        (["status", "--prefix", "job.py"], "job.py is not a directory; give --prefix"),
+        (["verify", "--prefix", "nonexistent"], "nonexistent does not exist; give --prefix"),
         (["logs", "nope"], "no attempt at a step of this address or name"),
         (["report", "nope", "--html", "x.html"], "run nope: no such run"),
         (["verify", "nope"], "no committed step of this address or name"),
@@ -255,8 +275,39 @@ def test_a_reader_that_leaves_early_is_no_error(script: Run, tmp_path: Path) -> 
         (["explain", "job.py", "--corpus", "unread"], "No such file or directory: 'unread.txt'"),
     ],
 )
-def test_marin_names_what_is_not_there(marin: Run, arguments: list[str], message: str) -> None:
+def test_marin_names_what_is_not_there(marin: Run, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / ".marin").mkdir()
+    for name, source in BROKEN.items():
+        (tmp_path / name).write_text(source)
     done = marin(*arguments)
-    assert done.returncode in (1, 2)
+    assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_silence_and_no_error(script: Run, tmp_path: Path, closed: str) -> None:
+    (tmp_path / "job.py").write_text(SCRIPT)
+
+    def run(*flags: str) -> subprocess.CompletedProcess[str]:
+        command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "job.py", *flags]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (run().returncode, run("--plan").returncode) == (0, 0)
+    assert len(list((tmp_path / ".marin").rglob("step.json"))) == 2
+    failed = run("--corpus", "nowhere")
+    assert failed.returncode == 2
+    assert "Traceback" not in failed.stderr
+    assert ("no such file" in failed.stderr) == ("2>" not in closed)
+
+
+def test_a_later_schema_is_told_by_every_command(script: Run, marin: Run, tmp_path: Path) -> None:
+    script()
+    record = tmp_path / ".marin/count/chars/v1/step.json"
+    record.write_text(record.read_text().replace('"schema": 1', '"schema": 2'))
+    told = "step.json: schema 2 is newer than 1; upgrade marin-core"
+    for done in (script(), script("--plan"), script("--rebuild", "count*"), script("--accept", "count*")):
+        assert done.returncode == 3
+        assert told in done.stdout
+    assert told in marin("status").stdout
+    assert told in marin("verify").stdout

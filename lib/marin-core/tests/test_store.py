@@ -1,5 +1,6 @@
 """The store: whole files or none, conditional writes, honest manifests."""
 
+import errno
 import hashlib
 import os
 import threading
@@ -84,6 +85,37 @@ def test_an_unwritable_prefix_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PrefixError, match="Not a directory"):
         Store(str(tmp_path / "file" / "below")).check_writable()
+
+
+def test_an_unwritable_prefix_is_named_and_no_file_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    store = Store(str(tmp_path))
+    monkeypatch.setattr(Path, "touch", denied)
+    with pytest.raises(PrefixError) as told:
+        store.check_writable()
+    assert str(told.value) == f"prefix {tmp_path}: Permission denied; choose another --prefix or MARIN_PREFIX"
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(PrefixError, match=r"Permission denied \(\S*/a/step\.json\); choose"):
+        store.write("a/step.json", b"")
+
+
+def test_an_entry_of_the_wrong_kind_is_named_to_be_deleted(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    (tmp_path / "a/1/step.json").mkdir(parents=True)
+    (tmp_path / "a/1/attempts").touch()
+    for attempt in (lambda: store.read("a/1/step.json"), lambda: store.write("a/1/step.json", b"")):
+        with pytest.raises(PrefixError, match=r"a/1/step\.json is a directory where a file belongs; delete that entry"):
+            attempt()
+    with pytest.raises(PrefixError, match=r"a/1/attempts is a file where a directory belongs; delete that entry"):
+        store.write("a/1/attempts/1/attempt.json", b"")
+
+
+@pytest.mark.parametrize("url", ["nope://x", "http://host/x", "s3://bucket/x"])
+def test_a_prefix_of_another_kind_is_told_which_are_supported(url: str) -> None:
+    with pytest.raises(PrefixError, match=rf"{url}: .* give a local directory \(a path or file://\), or memory://"):
+        Store(url)
 
 
 def test_a_manifest_has_every_file_with_size_and_sha256(tmp_path: Path) -> None:

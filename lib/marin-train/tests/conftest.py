@@ -173,6 +173,25 @@ def tiny_config(store: Path) -> Callable[..., TrainConfig]:
 
 
 @pytest.fixture(scope="session")
+def draw_model() -> Callable[..., Any]:
+    """``draw_model(config, seed=0)``: random leaves, gains away from 1, and nothing compiled for it."""
+    import jax.numpy as jnp
+
+    from marin_train import models
+    from marin_train.parameters import build
+
+    def draw(config: ModelConfig, seed: int = 0) -> Any:
+        rng, family = np.random.default_rng(seed), models.family(config)
+        leaves = {
+            p.path: (p.role == "gain") + p.shape[-1] ** -0.5 * rng.normal(size=p.shape)
+            for p in family.parameter_table(config)
+        }
+        return build(family.Model, {path: jnp.asarray(leaf, jnp.float32) for path, leaf in leaves.items()})
+
+    return draw
+
+
+@pytest.fixture(scope="session")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Programs are compiled once for all tests that ask for this: compiling takes far longer than tiny steps do."""
     import jax

@@ -1,12 +1,13 @@
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from marin_train import checkpoints as checkpoints_module
 from marin_train.checkpoints import checkpoints, find, load_model, named_leaves
 from marin_train.configs import TrainConfig
 from marin_train.errors import CheckpointError, MarinTrainError
@@ -100,6 +101,30 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_refused(run_copy: Path) -> No
     _largest_file(_newest(run_copy), "model").write_bytes(b"")
     with pytest.raises(CheckpointError, match="step-00000012 is damaged"):
         load_model(_newest(run_copy))
+
+
+def test_a_save_that_fails_is_said_and_the_one_before_it_stays(
+    tiny_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_cache: Path
+) -> None:
+    save_leaves = checkpoints_module._save_leaves
+
+    def on_a_full_disk(path: Path, leaves: Mapping[str, np.ndarray]) -> None:
+        if "step-00000008" in str(path):
+            raise ValueError("OUT_OF_RANGE: Failed writing\nand more")
+        save_leaves(path, leaves)
+
+    monkeypatch.setattr(checkpoints_module, "_save_leaves", on_a_full_disk)
+    with pytest.raises(MarinTrainError, match=r"step 8 could not be written to .*: OUT_OF_RANGE: Failed writing; "):
+        train(tiny_config(), tmp_path / "out")
+    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-00000004"]
+
+
+def test_going_on_under_another_policy_is_refused(tiny_config: MakeConfig, run_copy: Path) -> None:
+    record = json.loads((run_copy / "run.json").read_text())
+    record["policy"]["operands"] = "bfloat16"
+    (run_copy / "run.json").write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"computed with the policy .*float32.*record says .*bfloat16"):
+        train(tiny_config(), run_copy)
 
 
 def test_a_process_that_lost_its_directory_commits_nothing(

@@ -127,6 +127,6 @@ def test_help_shows_an_example(command: Command, name: str) -> None:
     assert f"Example: marin-train {name}" in done.out
 
 
-def test_describe_and_help_cost_no_jax() -> None:
+def test_help_costs_no_jax() -> None:
     script = "import sys; from marin_train import cli; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)

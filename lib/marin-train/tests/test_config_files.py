@@ -71,6 +71,12 @@ REFUSED = {
     "model=5": "model is 5, expected the fields of ModelConfig",
     "steps": "override 'steps' must look like",
     "steps=0": "TrainConfig.steps=0 must be positive",
+    "seed=4294967296": "TrainConfig.seed=4294967296 must lie between 0 and 2**32 - 1",
+    "log_every=0": "TrainConfig.log_every=0 must be positive",
+    "checkpoint_steps=-1": "TrainConfig.checkpoint_steps=-1 must not be negative",
+    "optimizer.beta2=1": "OptimizerConfig.beta2=1.0 must be at least 0 and below 1",
+    "optimizer.weight_decay=-0.1": "OptimizerConfig.weight_decay=-0.1 must not be negative",
+    "schedule.final_ratio=-1": "ScheduleConfig.final_ratio=-1.0 must not be negative",
     "data.components.0.weight=-1": "Component.weight=-1.0 must be positive",
 }
 

@@ -9,7 +9,7 @@ import pytest
 from marin_train import models
 from marin_train.checkpoints import load_model
 from marin_train.data.store import TokenStore
-from marin_train.errors import CheckpointError, TokenStoreError
+from marin_train.errors import CheckpointError, ConfigError, TokenStoreError
 from marin_train.evaluation import evaluate
 
 pytestmark = pytest.mark.usefixtures("compile_cache")
@@ -53,6 +53,11 @@ def test_it_equals_a_token_by_token_computation(finished_run: Path, small_store:
 def test_batch_size_changes_the_speed_alone(finished_run: Path, small_store: Path, batch_size: int) -> None:
     result = evaluate(finished_run, small_store, batch_size=batch_size)
     assert result.loss == pytest.approx(evaluate(finished_run, small_store, batch_size=2).loss, rel=1e-6)
+
+
+def test_a_batch_of_nothing_is_refused(finished_run: Path, small_store: Path) -> None:
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        evaluate(finished_run, small_store, batch_size=0)
 
 
 def test_masks_of_supervised_data_leave_no_token_unscored(

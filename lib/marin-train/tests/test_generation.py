@@ -71,7 +71,9 @@ def test_no_prompts_give_no_texts(finished_run: Path) -> None:
     assert generate(finished_run, []) == []
 
 
-@pytest.mark.parametrize("settings", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}])
+@pytest.mark.parametrize(
+    "settings", [{"max_new_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_p": 1.5}, {"seed": -1}]
+)
 def test_a_setting_out_of_its_range_is_refused(finished_run: Path, settings: dict[str, float]) -> None:
     name, value = next(iter(settings.items()))
     with pytest.raises(ConfigError, match=f"{name}={value}"):

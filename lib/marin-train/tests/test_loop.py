@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,8 @@ import pytest
 
 from marin_train.checkpoints import checkpoints
 from marin_train.configs import OptimizerConfig, TrainConfig, to_dict
-from marin_train.errors import CheckpointError, ConfigError
-from marin_train.loop import DivergedError, InterruptedRunError, train
+from marin_train.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
+from marin_train.loop import train
 from marin_train.tracking import read_metrics
 
 MakeConfig = Callable[..., TrainConfig]
@@ -55,10 +56,6 @@ def dying_flush(path):
 checkpoints._save_leaves, checkpoints._flush = dying_save, dying_flush
 loop.train(config, out_dir, trackers=[DieAtStep()])
 """
-
-
-def _without_times(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:
@@ -117,9 +114,16 @@ def test_the_record_of_a_run_is_complete(tiny_config: MakeConfig, finished_run: 
     assert summary["num_params_total"] == 6736
     assert summary["num_params_non_embedding"] == 6736 - 2 * 64 * 16
     assert summary["policy"] == tiny_config().policy
+    assert summary["peak_flops"] == summary["matmul_flops_float32"] > 0
     assert summary["config"] == json.loads(json.dumps(to_dict(tiny_config())))
     checkpoint = {path.name for path in (finished_run / "checkpoints" / "step-00000012").iterdir()}
     assert checkpoint == {"model", "optimizer", "config.json", "policy.json", "tokenizer.json", "certificate.json"}
+
+
+def test_a_run_that_lost_its_metrics_is_refused(tiny_config: MakeConfig, run_copy: Path) -> None:
+    (run_copy / "metrics.jsonl").unlink()
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl has the rows of 0 of 12 steps"):
+        train(tiny_config(), run_copy)
 
 
 def test_the_loss_falls(finished_run: Path) -> None:
@@ -230,3 +234,5 @@ def test_progress_is_logged_one_plain_line_at_a_time(
     lines = [message for message in caplog.messages if message.startswith("step ")]
     assert [line.split("  ")[0] for line in lines] == ["step 6/12", "step 12/12"]
     assert all("tokens/s" in line and "eta" in line and "\n" not in line for line in lines)
+    (machine,) = [message for message in caplog.messages if message.startswith("policy ")]
+    assert re.fullmatch(rf"policy {tiny_config().policy}, .*; fp32 matmul \d+ GFLOP/s", machine)

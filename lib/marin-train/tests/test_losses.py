@@ -1,12 +1,13 @@
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marin_train import losses, models
+from marin_train import losses
 from marin_train.configs import ModelConfig
 from marin_train.losses import Batch, batch_loss, summed_cross_entropy, token_losses
-from marin_train.parameters import init_model
 from marin_train.policy import Policy
 
 SHAPE = ModelConfig(
@@ -14,15 +15,16 @@ SHAPE = ModelConfig(
 )
 
 
-def new_model():
-    family = models.family(SHAPE)
-    return init_model(family.Model, family.parameter_table(SHAPE), seed=0)
+POLICY = Policy(scan=True)
+# Compiled once for all tests: compiling is most of what they take.
+each_loss = jax.jit(partial(token_losses, config=SHAPE, policy=POLICY))
+whole_loss = jax.jit(partial(batch_loss, config=SHAPE, policy=POLICY), static_argnames="z_loss")
 
 
 def random_batch(batch=2, seq_len=10, seed=0):
     rng = np.random.default_rng(seed)
     tokens = rng.integers(0, SHAPE.vocab_size, size=(batch, seq_len + 1))
-    return Batch(jnp.asarray(tokens, jnp.int32), jnp.asarray(rng.random((batch, seq_len)) < 0.6))
+    return Batch(tokens.astype(np.int32), rng.random((batch, seq_len)) < 0.6)
 
 
 def dense_sum(hidden, head, targets, mask, z_loss):
@@ -52,7 +54,9 @@ def test_blocks_equal_the_dense_formula_in_values_and_gradients(monkeypatch, z_l
         return 3.0 * objective, nll
 
     (value, nll), grads = jax.jit(jax.value_and_grad(blocked, argnums=(0, 1), has_aux=True))(hidden, head)
-    (dense_value, dense_nll), dense_grads = jax.value_and_grad(dense, argnums=(0, 1), has_aux=True)(hidden, head)
+    (dense_value, dense_nll), dense_grads = jax.jit(jax.value_and_grad(dense, argnums=(0, 1), has_aux=True))(
+        hidden, head
+    )
     np.testing.assert_allclose([value, nll], [dense_value, dense_nll], rtol=1e-5)
     np.testing.assert_allclose(jax.jit(blocked)(hidden, head), [dense_value, dense_nll], rtol=1e-5)
     for a, b in zip(grads, dense_grads, strict=True):
@@ -72,45 +76,41 @@ def test_logits_of_the_whole_batch_never_exist(monkeypatch):
     assert compiled.memory_analysis().temp_size_in_bytes < all_logits / 2
 
 
-def test_the_batch_loss_is_the_sum_over_unmasked_tokens_by_their_number():
-    batch, model = random_batch(), new_model()
-    each = token_losses(model, batch, config=SHAPE, policy=Policy())
-    loss = batch_loss(model, batch, config=SHAPE, policy=Policy())
+def test_the_batch_loss_is_the_sum_over_unmasked_tokens_by_their_number(draw_model):
+    batch, model = random_batch(), draw_model(SHAPE)
+    each, loss = np.asarray(each_loss(model, batch)), whole_loss(model, batch)
     assert each.shape == batch.loss_mask.shape
     assert int(loss.num_tokens) == int(batch.loss_mask.sum())
-    np.testing.assert_allclose(loss.cross_entropy, np.mean(np.asarray(each)[np.asarray(batch.loss_mask)]), rtol=1e-6)
+    np.testing.assert_allclose(loss.cross_entropy, np.mean(each[batch.loss_mask]), rtol=1e-6)
     np.testing.assert_allclose(loss.objective, loss.cross_entropy)
 
 
-def test_masked_targets_change_nothing():
-    batch, model = random_batch(), new_model()
+def test_masked_targets_change_nothing(draw_model):
+    batch, model = random_batch(), draw_model(SHAPE)
     # The last target alone is no input of another position.
-    mask = batch.loss_mask.at[:, -1].set(False)
-    other = batch.tokens.at[:, -1].set((batch.tokens[:, -1] + 1) % SHAPE.vocab_size)
-
-    def grad(tokens):
-        return jax.grad(lambda m: batch_loss(m, Batch(tokens, mask), config=SHAPE, policy=Policy()).objective)(model)
-
-    for a, b in zip(jax.tree.leaves(grad(batch.tokens)), jax.tree.leaves(grad(other)), strict=True):
+    mask, other = batch.loss_mask.copy(), batch.tokens.copy()
+    mask[:, -1] = False
+    other[:, -1] = (other[:, -1] + 1) % SHAPE.vocab_size
+    grad = jax.jit(jax.grad(lambda m, b: batch_loss(m, b, config=SHAPE, policy=POLICY).objective))
+    gradients = (jax.tree.leaves(grad(model, Batch(tokens, mask))) for tokens in (batch.tokens, other))
+    for a, b in zip(*gradients, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_batch_that_is_masked_throughout_costs_nothing_and_is_finite():
+def test_a_batch_that_is_masked_throughout_costs_nothing_and_is_finite(draw_model):
     batch = random_batch()
-    batch = batch._replace(loss_mask=jnp.zeros_like(batch.loss_mask))
-    loss = batch_loss(new_model(), batch, config=SHAPE, policy=Policy())
+    loss = whole_loss(draw_model(SHAPE), batch._replace(loss_mask=np.zeros_like(batch.loss_mask)))
     assert (float(loss.objective), int(loss.num_tokens)) == (0.0, 0)
 
 
-def test_at_zero_logits_the_loss_is_the_log_of_the_vocabulary():
-    model = jax.tree.map(jnp.zeros_like, new_model())
-    each = token_losses(model, random_batch(), config=SHAPE, policy=Policy())
-    np.testing.assert_allclose(each, np.log(SHAPE.vocab_size), rtol=1e-6)
+def test_at_zero_logits_the_loss_is_the_log_of_the_vocabulary(draw_model):
+    model = jax.tree.map(jnp.zeros_like, draw_model(SHAPE))
+    np.testing.assert_allclose(each_loss(model, random_batch()), np.log(SHAPE.vocab_size), rtol=1e-6)
 
 
-def test_the_z_loss_adds_the_weighted_square_of_the_log_normaliser():
-    model = jax.tree.map(jnp.zeros_like, new_model())
-    loss = batch_loss(model, random_batch(), config=SHAPE, policy=Policy(), z_loss=0.5)
+def test_the_z_loss_adds_the_weighted_square_of_the_log_normaliser(draw_model):
+    model = jax.tree.map(jnp.zeros_like, draw_model(SHAPE))
+    loss = whole_loss(model, random_batch(), z_loss=0.5)
     log_vocab = np.log(SHAPE.vocab_size)
     np.testing.assert_allclose(loss.objective, log_vocab + 0.5 * log_vocab**2, rtol=1e-6)
     np.testing.assert_allclose(loss.cross_entropy, log_vocab, rtol=1e-6)

@@ -1,4 +1,5 @@
 import dataclasses
+import logging
 
 import pytest
 from hypothesis import given
@@ -44,10 +45,42 @@ def test_a_pinned_policy_is_taken_unmeasured(monkeypatch):
     assert choose(dataclasses.replace(RUN, policy=pinned)).name == pinned
 
 
-def test_choosing_measures_and_returns_a_policy_of_this_machine(monkeypatch):
-    monkeypatch.setattr(policies, "SECONDS", 0.0)  # the first candidate of each measurement
-    chosen = choose(RUN)
+def test_however_little_time_there_is_both_operands_and_one_candidate_are_measured(monkeypatch, caplog):
+    monkeypatch.setattr(policies, "SECONDS", 0.0)
+    with caplog.at_level(logging.INFO, logger="marin_train"):
+        chosen = choose(RUN)
+    measured = [line.split()[1].rstrip(":") for line in caplog.messages if " ms for " in line]
+    assert measured == ["float32-reference-keep-unroll", "bfloat16-reference-keep-unroll", chosen.name]
     assert by_name(chosen.name) == chosen
+    assert sum("not tried" in line for line in caplog.messages) == 3
+
+
+class Clock:
+    """Time that passes only when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self):
+        return self.now
+
+
+def test_no_candidate_is_begun_that_would_not_be_done_in_time(monkeypatch):
+    clock, tried = Clock(), []
+    monkeypatch.setattr(policies, "time", clock)
+
+    def probe(policy):
+        def build():
+            tried.append(policy)
+            clock.now += 3.0  # of compiling
+            return lambda: None
+
+        return build
+
+    candidates = [Policy(), Policy(scan=True), Policy(remat=True), Policy(remat=True, scan=True)]
+    policies._fastest({policy: probe(policy) for policy in candidates}, what="a test", deadline=8.0)
+    assert tried == candidates[:2]
+    assert clock.now == 6.0
 
 
 def test_the_fastest_wins_and_one_that_cannot_run_is_no_candidate():
@@ -65,7 +98,7 @@ def test_the_fastest_wins_and_one_that_cannot_run_is_no_candidate():
         return build
 
     probes = {policy: probe(policy) for policy in (broken, slow, fast)}
-    assert policies._fastest(probes, deadline=float("inf")) == fast
-    assert policies._fastest(probes, deadline=0.0) == slow  # out of time after the first that runs
+    assert policies._fastest(probes, what="a test", deadline=float("inf")) == fast
+    assert policies._fastest(probes, what="a test", deadline=0.0) == slow  # out of time after the first that runs
     with pytest.raises(ConfigError, match="none of the policies runs"):
-        policies._fastest({broken: probe(broken)}, deadline=float("inf"))
+        policies._fastest({broken: probe(broken)}, what="a test", deadline=float("inf"))

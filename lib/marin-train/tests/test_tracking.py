@@ -1,4 +1,5 @@
 import json
+import resource
 from contextlib import closing
 from pathlib import Path
 
@@ -6,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marin_train.errors import CheckpointError, MarinTrainError
 from marin_train.tracking import JsonlTracker, read_metrics
 
 ROWS = [{"step": step, "loss": 1 / 3**step} for step in range(1, 8)]
@@ -43,6 +45,27 @@ def test_each_row_is_on_file_before_the_next(tmp_path: Path) -> None:
 def test_floats_come_back_bitwise(tmp_path: Path) -> None:
     _write(tmp_path / "m.jsonl", ROWS, step=0)
     assert [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()] == ROWS
+
+
+def test_rows_that_are_missing_are_refused_and_not_skipped(tmp_path: Path) -> None:
+    _write(tmp_path / "m.jsonl", ROWS[:3], step=0)
+    with pytest.raises(CheckpointError, match=r"m\.jsonl has the rows of 3 of 5 steps"):
+        JsonlTracker(tmp_path / "m.jsonl").start({}, step=5)
+    assert read_metrics(tmp_path / "m.jsonl") == ROWS[:3]
+
+
+def test_a_disk_that_takes_no_more_is_said_by_the_name_of_the_file(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with closing(JsonlTracker(tmp_path / "m.jsonl")) as tracker:
+            tracker.start({}, step=0)
+            tracker.log(ROWS[0])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1, hard))
+            with pytest.raises(MarinTrainError, match=r"m\.jsonl cannot be written"):
+                tracker.log(ROWS[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert read_metrics(tmp_path / "m.jsonl") == ROWS[:1]
 
 
 def test_a_row_before_the_start_is_refused(tmp_path: Path) -> None:

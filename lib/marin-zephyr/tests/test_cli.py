@@ -14,6 +14,9 @@ def build():
 """
 
 
+NO_PYTHON = ("cut.py", "binary.py", "latin.py", "deep.py")
+
+
 @pytest.fixture
 def script(tmp_path):
     (tmp_path / "raw.jsonl").write_text('{"n":1}\nbad\n')
@@ -48,8 +51,13 @@ def test_explain_shows_the_plan_and_runs_nothing(script, tmp_path, capsys):
 
 def test_a_users_mistake_is_one_line_and_exit_code_2(tmp_path, capsys):
     (tmp_path / "empty.py").write_text("")
+    (tmp_path / "cut.py").write_text("dataset = (\n")
+    (tmp_path / "binary.py").write_bytes(b"\x00\xff\xfe")
+    (tmp_path / "latin.py").write_bytes(b"# caf\xe9\n")
+    (tmp_path / "deep.py").write_text("(" * 20_000)
     for arguments in (
         ["run", "nowhere.py"],
+        *([command, str(tmp_path / name)] for command in ("run", "explain") for name in NO_PYTHON),
         ["run", str(tmp_path / "empty.py")],
         ["doctor", str(tmp_path / "gone.jsonl")],
     ):
@@ -76,11 +84,13 @@ def test_an_unknown_command_is_exit_code_2():
 def test_doctor_finds_damage_and_says_where(tmp_path, capsys):
     (tmp_path / "a.jsonl").write_bytes(b'{"t":"x"}\n{"t":"caf\xe9"}\n{"t":1}\n')
     (tmp_path / "b.jsonl").write_bytes(b'{"t":"x"}\n')
+    (tmp_path / "c.jsonl").write_bytes(b'{"t":"x"}\n{"u":' + b"[" * 20_000)
     assert main(["doctor", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "line 2, byte 10: not UTF-8: byte 0xe9 at offset 19" in out
     assert "column 't' holds int and str" in out
     assert "b.jsonl: sound, 1 rows" in out
+    assert "line 2, byte 10: nested more than 256 deep: 20,001 levels" in out
     assert main(["doctor", str(tmp_path / "b.jsonl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["num_findings"] == 0
 

@@ -43,3 +43,10 @@ def test_a_bar_gives_the_terminal_back_when_the_work_fails():
     with Session(backend="inline", progress=progress) as session, pytest.raises(UserCodeError):
         session.count(Dataset.from_rows([{"n": 0}]).map(lambda row: {"n": 1 // row["n"]}))
     assert out.getvalue().rindex("\x1b[?25h") > out.getvalue().rindex("\x1b[?25l")
+
+
+def test_refused_rows_are_told_with_the_stage(lines, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"n":1}\nbad\n')
+    with Session(backend="inline") as session:
+        session.count(Dataset.from_files(tmp_path / "a.jsonl", on_error="skip"))
+    assert "2 rows, 1 rejected, " in lines()[-1]

@@ -8,15 +8,18 @@ A file's sha256 is remembered between processes (`remembered`) beside its size, 
 a large corpus reads it once and not each time. As in git's index, a file that changed just before it was read is not
 remembered: a later change within the same tick of the clock would leave its stamp as it was. The change time is part
 of the stamp because, other than the modification time, no program can set it back.
+
+What was read for the identity is not what a body reads later. So the files are looked at once more when the body has
+ended (`Listing.changed`), and what was made while one of them changed is not committed.
 """
 
 import hashlib
 import os
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,38 @@ _SETTLED_NS = 2_000_000_000
 
 Stamp = list[int]
 """Size, modification time, change time (ns) and inode: as long as these stay, the content does."""
+_CHANGE_TIME = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The files of adopted data: stamp and sha256 of each, by its name relative to ``base``."""
+
+    base: Path
+    whole: Path | None
+    """The directory, if all that lies in it matters; then a file that is new there is a change too."""
+    files: Mapping[str, tuple[Stamp, str]]
+
+    def changed(self) -> str | None:
+        """The first file that no longer is what was read, or None. Reads a file only if its change time alone differs,
+        as after another link to it was made."""
+        names = set(self.files)
+        if self.whole is not None:
+            names.update(_names(self.whole))
+        return next((name for name in sorted(names) if self._differs(name)), None)
+
+    def _differs(self, name: str) -> bool:
+        if name not in self.files:
+            return True
+        before, sha256 = self.files[name]
+        try:
+            now = _stamp(self.base, name)
+            if now == before:
+                return False
+            only_change_time = [*now[:_CHANGE_TIME], before[_CHANGE_TIME], *now[_CHANGE_TIME + 1 :]] == before
+            return not only_change_time or _sha256(self.base, name) != sha256
+        except (OSError, UsageError):
+            return True
 
 
 def adopt(path: str | os.PathLike[str], *, name: str | None = None, files: Iterable[str] | None = None) -> Step:
@@ -50,12 +85,14 @@ def adopt(path: str | os.PathLike[str], *, name: str | None = None, files: Itera
     if not root.exists():
         raise UsageError(f"adopt({str(path)!r}): there is no such file or directory")
     listing = _listing(root, files)
-    content = hashlib.sha256(os.fsencode("".join(f"{n}\0{size}\0{sha256}\n" for n, size, sha256 in listing)))
-    num_bytes = sum(size for _, size, _ in listing)
+    entries = [f"{name}\0{stamp[0]}\0{sha256}\n" for name, (stamp, sha256) in listing.files.items()]
     handle = _adopted(
-        content=content.hexdigest(), num_files=len(listing), num_bytes=num_bytes, name=name or _word(root.name)
+        content=hashlib.sha256(os.fsencode("".join(entries))).hexdigest(),
+        num_files=len(entries),
+        num_bytes=sum(stamp[0] for stamp, _ in listing.files.values()),
+        name=name or _word(root.name),
     )
-    return replace(handle, external=str(root))
+    return replace(handle, external=str(root), listing=listing)
 
 
 def _existing_data(*, content: str, num_files: int, num_bytes: int) -> None:
@@ -65,8 +102,8 @@ def _existing_data(*, content: str, num_files: int, num_bytes: int) -> None:
 _adopted = StepFunction(_existing_data)
 
 
-def _listing(root: Path, files: Iterable[str] | None) -> list[tuple[str, int, str]]:
-    """Name, size and sha256 of every file, in order of name."""
+def _listing(root: Path, files: Iterable[str] | None) -> Listing:
+    """Stamp and sha256 of every file, in order of name."""
     base = root.parent if root.is_file() else root
     names = sorted(set(map(relative_name, files))) if files is not None else _names(root)
     memory: dict[str, Any] = recall(_MEMORY, f"{_SCHEMA} {base}") or {}
@@ -84,7 +121,8 @@ def _listing(root: Path, files: Iterable[str] | None) -> list[tuple[str, int, st
     settled = {n: [stamps[n], read[n]] for n in unread if max(stamps[n][1:3]) <= before - _SETTLED_NS}
     if settled:
         remember(_MEMORY, f"{_SCHEMA} {base}", memory | settled)
-    return [(name, stamps[name][0], read.get(name) or memory[name][1]) for name in names]
+    found = {name: (stamps[name], read.get(name) or memory[name][1]) for name in names}
+    return Listing(base=base, whole=root if files is None else None, files=found)
 
 
 def _names(root: Path) -> list[str]:

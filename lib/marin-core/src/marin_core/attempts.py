@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import leases
+from marin_core.code import Reach
 from marin_core.errors import UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
@@ -31,7 +32,7 @@ from marin_core.identity import digest
 from marin_core.launchers import Job, JobStatus
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
 from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, to_json
-from marin_core.steps import Step, replace_steps
+from marin_core.steps import Step, find_steps, replace_steps
 from marin_core.store import Store, manifest, sync_directory
 
 _TAIL_LINES = 20
@@ -91,6 +92,7 @@ def begin(
     reason: str,
     arguments: Mapping[str, Any],
     inputs: dict[str, str],
+    fresh: bool = False,
 ) -> Attempt:
     """Makes the attempt's directory, record and request.
 
@@ -102,6 +104,8 @@ def begin(
         reason: why it is made.
         arguments: what the body gets, with `Input` and values in place of steps; `Out` and `Work` are added here.
         inputs: output digest by upstream address.
+        fresh: begin with an empty `Work`, for what was asked to be made anew; only the tries of one run go on from
+            each other then.
 
     Raises:
         PrefixError: the prefix cannot be written.
@@ -135,11 +139,11 @@ def begin(
     store.write(f"{key}/attempt.json", to_json(record).encode(), durable=False)
     with _told(store):
         (directory / "out").mkdir(parents=True)
-        (directory / "request.pickle").write_bytes(_request(store, attempt, arguments))
+        (directory / "request.pickle").write_bytes(_request(store, attempt, arguments, fresh=fresh))
     return attempt
 
 
-def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any]) -> bytes:
+def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fresh: bool) -> bytes:
     node = attempt.node
     passed = dict(arguments)
     for name, role in node.step.function.roles.items():
@@ -148,8 +152,11 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any]) -> by
         elif role == "work":
             if store.local is None:
                 raise UsageError(f"step {node.name}: Work needs a local prefix, not {store.url}")
-            passed[name] = Work(store.child(node.work_key), epoch=attempt.lease.epoch)
-            passed[name].claim()
+            work_key = node.work_key(attempt.record.digests.inputs)
+            passed[name] = work = Work(store.child(work_key), epoch=attempt.lease.epoch)
+            work.claim()
+            if fresh:
+                work.clear()
     function = node.step.function
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
@@ -191,9 +198,30 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
             return Ended(failure=Failure(**data["failure"]))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
-        return Ended(value=data["value"], files=_kept_files(attempt))
+        files = _kept_files(attempt)
+        changed = _changed_input(attempt.node.step)
+        return Ended(failure=changed) if changed else Ended(value=data["value"], files=files)
     except Exception as e:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
+
+
+def changed_source(node: Node) -> Failure | None:
+    """The failure of an attempt whose body would not run the code that its digest names."""
+    edited = node.code.changed_files()
+    if not edited or Reach().code_of(node.step.function.function).digest == node.code.digest:
+        return None
+    message = f"{edited[0]} was edited after the plan was made; run the command again"
+    return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
+
+
+def _changed_input(step: Step) -> Failure | None:
+    """The failure of a body that read adopted data which is no longer what its identity says."""
+    for other in find_steps(tuple(step.arguments.values())):
+        name = other.listing.changed() if other.listing is not None else None
+        if name is not None:
+            message = f"adopt({other.external!r}): {name} changed while it was read; try again when it is at rest"
+            return Failure(type="UsageError", message=message, traceback="", exit_code=UsageError.exit_code)
+    return None
 
 
 def _kept_files(attempt: Attempt) -> tuple[FileEntry, ...]:

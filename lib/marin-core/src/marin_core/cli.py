@@ -13,16 +13,18 @@ import dataclasses
 import json
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from marin_core.errors import CorruptRecordError, MissingOutputError, UsageError
-from marin_core.exits import guarded
+from marin_core.errors import CorruptRecordError, NewerRecordError, PrefixError, UsageError
+from marin_core.exits import exit_code_of, guarded
 from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import RunRecord, StepRecord, from_json
 from marin_core.store import Store, default_prefix
 
+Unreadable = CorruptRecordError | NewerRecordError
 SCRIPT_COMMANDS = ("run", "plan", "explain", "graph")
 
 
@@ -109,11 +111,24 @@ def _load(script: str) -> tuple[Any, Callable[..., Any]]:
     if not file.is_file():
         raise UsageError(f"{path}: there is no such script")
     sys.path.insert(0, str(file.parent))
-    module = load_script(str(file))
+    try:
+        module = load_script(str(file))
+    except Exception as e:
+        if exit_code_of(e) is not None:
+            raise
+        raise UsageError(f"{_place(e, str(file), path)}: {type(e).__name__}: {getattr(e, 'msg', None) or e}") from e
     build = getattr(module, name or "build", None)
     if not callable(build):
         raise UsageError(f"{path} has no function {name or 'build'}(); name the one that returns steps as {path}:NAME")
     return module, build
+
+
+def _place(e: Exception, file: str, path: str) -> str:
+    """``file:line`` of what is wrong with a script: where its text is no Python, else the last line of it that ran."""
+    if isinstance(e, SyntaxError) and e.filename:
+        return f"{path if e.filename == file else e.filename}:{e.lineno or 1}"
+    lines = [at.lineno for at in traceback.extract_tb(e.__traceback__) if at.filename == file]
+    return f"{path}:{lines[-1] if lines else 1}"
 
 
 def _on_graph(command: str, build: Callable[..., Any], flags: Sequence[str], prog: str, glob: tuple[str, ...]) -> int:
@@ -131,9 +146,12 @@ def _on_graph(command: str, build: Callable[..., Any], flags: Sequence[str], pro
         lines = [f'  s{i}["{address}"]' for address, i in number.items()]
         print("\n".join(["graph TD", *lines, *(f"  s{number[a]} --> s{number[b]}" for a, b in graph.edges)]))
         return 0
+    if not any(matches(glob, node) for node in graph.nodes.values()):
+        names = ", ".join(dict.fromkeys(n.name for n in list(graph.nodes.values())[:12]))
+        raise UsageError(f"{glob[0]}: no step of this name or address; there are {names}")
     planned = [p for p in graph.plan(runner.prefix, options=runner.options()) if matches(glob, graph.nodes[p.address])]
     if runner.json:
-        print(json.dumps([_explained(p, graph.nodes[p.address]) for p in planned], indent=2))
+        print(json.dumps([_explained(p, graph.nodes[p.address]) for p in planned], indent=2, allow_nan=False))
         return 0
     for p in planned:
         explained = _explained(p, graph.nodes[p.address])
@@ -162,7 +180,7 @@ def _explained(planned: Any, node: Any) -> dict[str, Any]:
 
 def status(parsed: argparse.Namespace) -> int:
     """Newest runs and all committed steps."""
-    store = Store(parsed.prefix)
+    store = _existing(parsed.prefix)
     runs, steps, corrupt = _runs(store), [], []
     for _, found in _steps(store):
         (steps if isinstance(found, StepRecord) else corrupt).append(found)
@@ -171,7 +189,9 @@ def status(parsed: argparse.Namespace) -> int:
         entries = [
             {"address": s.address, "seconds": s.seconds, "num_bytes": s.num_bytes, "value": s.value} for s in steps
         ]
-        print(json.dumps({"runs": shown, "steps": entries, "corrupt": list(map(str, corrupt))}, indent=2))
+        print(
+            json.dumps({"runs": shown, "steps": entries, "corrupt": list(map(str, corrupt))}, indent=2, allow_nan=False)
+        )
         return 0
     for r in runs[-10:]:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(r.started_at))
@@ -181,25 +201,25 @@ def status(parsed: argparse.Namespace) -> int:
         files = format_count(len(s.files), "file")
         print(f"{s.address:<44} {format_seconds(s.seconds):>12} {files:>12} {format_bytes(s.num_bytes):>10}")
     for error in corrupt:
-        print(f"corrupt: {error}")
+        print(f"{'corrupt: ' if isinstance(error, CorruptRecordError) else ''}{error}")
     print(f"{format_count(len(steps), 'committed step')}, {format_count(len(runs), 'run')} under {store.url}")
     return 0
 
 
 def logs_of(parsed: argparse.Namespace) -> int:
     """The log of one attempt."""
-    store = Store(parsed.prefix)
+    store = _existing(parsed.prefix)
     address = parsed.address.rstrip("/")
     if not store.names(f"{address}/attempts"):
         named = [s for _, s in _steps(store) if isinstance(s, StepRecord) and s.name == address]
         if not named:
-            raise MissingOutputError(f"{address}: no attempt at a step of this address or name under {store.url}")
+            raise UsageError(f"{address}: no attempt at a step of this address or name under {store.url}")
         address = max(named, key=lambda s: s.committed_at).address
     numbers = [int(n) for n in store.names(f"{address}/attempts") if n.isdigit()]
     number = parsed.attempt or max(numbers)
     text = store.read(f"{address}/attempts/{number}/log.txt")
     if text is None:
-        raise MissingOutputError(f"{address}: attempt {number} has no log; there are attempts {numbers}")
+        raise UsageError(f"{address}: attempt {number} has no log; there are attempts {numbers}")
     shown = text.decode("utf-8", errors="replace")
     if parsed.json:
         print(json.dumps({"address": address, "attempt": number, "log": shown}))
@@ -212,16 +232,16 @@ def report_of(parsed: argparse.Namespace) -> int:
     """The page of one run."""
     from marin_core.report import write_report
 
-    store = Store(parsed.prefix)
+    store = _existing(parsed.prefix)
     if parsed.run is not None:
         data = store.read(f"runs/{parsed.run}.json")
         if data is None:
-            raise MissingOutputError(f"run {parsed.run}: no such run under {store.url}; marin status lists them")
+            raise UsageError(f"run {parsed.run}: no such run under {store.url}; marin status lists them")
         record = from_json(RunRecord, data, where=f"runs/{parsed.run}.json")
     else:
         runs = _runs(store)
         if not runs:
-            raise MissingOutputError(f"there is no run under {store.url}")
+            raise UsageError(f"there is no run under {store.url}")
         record = runs[-1]
     path = write_report(record, store.url, parsed.html)
     print(json.dumps({"run_id": record.run_id, "html": path}) if parsed.json else f"report: {path}")
@@ -230,7 +250,7 @@ def report_of(parsed: argparse.Namespace) -> int:
 
 def verify_outputs(parsed: argparse.Namespace) -> int:
     """Compares committed outputs with their manifests."""
-    store = Store(parsed.prefix)
+    store = _existing(parsed.prefix)
     wanted = [a.rstrip("/") for a in parsed.addresses]
     bad: dict[str, list[str]] = {}
     checked = 0
@@ -242,10 +262,10 @@ def verify_outputs(parsed: argparse.Namespace) -> int:
         if is_record:
             damage = store.damage(f"{address}/attempts/{found.attempt}/out", found.files, deep=parsed.deep)
         else:
-            damage = ["corrupt record"]
+            damage = ["corrupt record" if isinstance(found, CorruptRecordError) else str(found)]
         bad.update({address: damage} if damage else {})
     if wanted and not checked:
-        raise MissingOutputError(f"{', '.join(wanted)}: no committed step of this address or name under {store.url}")
+        raise UsageError(f"{', '.join(wanted)}: no committed step of this address or name under {store.url}")
     if parsed.json:
         print(json.dumps({"checked": checked, "damaged": bad}, indent=2))
     else:
@@ -258,22 +278,31 @@ def verify_outputs(parsed: argparse.Namespace) -> int:
     return 1 if bad else 0
 
 
+def _existing(prefix: str) -> Store:
+    """The store of a prefix that can be read; a reading command makes none."""
+    store = Store(prefix)
+    if store.local is not None and not store.local.is_dir():
+        what = "is not a directory" if store.local.exists() else "does not exist"
+        raise PrefixError(f"prefix {store.url} {what}; give --prefix or MARIN_PREFIX")
+    return store
+
+
 def _runs(store: Store) -> list[RunRecord]:
     """Readable run records, oldest first."""
     found = [_read(store, f"runs/{name}", RunRecord) for name in store.names("runs") if name.endswith(".json")]
     return [r for r in found if isinstance(r, RunRecord)]
 
 
-def _steps(store: Store) -> Iterator[tuple[str, StepRecord | CorruptRecordError]]:
+def _steps(store: Store) -> Iterator[tuple[str, StepRecord | Unreadable]]:
     """Address and record of every committed step."""
     for key in store.find("step.json"):
         yield key.removesuffix("/step.json"), _read(store, key, StepRecord)
 
 
-def _read[T](store: Store, key: str, kind: type[T]) -> T | CorruptRecordError:
+def _read[T](store: Store, key: str, kind: type[T]) -> T | Unreadable:
     try:
         return from_json(kind, store.read(key) or b"", where=key)
-    except CorruptRecordError as e:
+    except (CorruptRecordError, NewerRecordError) as e:
         return e
 
 

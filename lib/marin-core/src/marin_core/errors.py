@@ -7,6 +7,7 @@
     │   └── PrefixError          the prefix cannot be used: unwritable, full, unsupported
     ├── RefusedError             exit code 3: going on would break a promise
     │   ├── DriftError           a versioned step no longer is what its version says
+    │   ├── NewerRecordError     a later marin-core wrote the record; this one must not replace it
     │   └── LeaseLostError       another runner has taken the step over
     ├── CorruptRecordError       a record on disk is not readable
     ├── StepFailedError          a step's body failed
@@ -55,8 +56,12 @@ class LeaseLostError(RefusedError):
     """The epoch this writer holds is no longer the current one; what it writes is rejected."""
 
 
+class NewerRecordError(RefusedError):
+    """A JSON record of a later schema: it may well be whole, so it is neither read by guess nor replaced."""
+
+
 class CorruptRecordError(MarinCoreError):
-    """A JSON record that is truncated, of a later schema or lacks a field."""
+    """A JSON record that is truncated or lacks a field."""
 
 
 class StepFailedError(MarinCoreError):

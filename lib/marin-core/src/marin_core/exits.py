@@ -26,6 +26,7 @@ def exit_code_of(error: BaseException) -> int | None:
 
 def guarded(command: Callable[[], int]) -> int:
     """Runs a command to its end and returns the exit code: its own, or that of the mistake it has told of."""
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file name may hold bytes that are no text
     try:
@@ -46,3 +47,11 @@ def guarded(command: Callable[[], int]) -> int:
             raise
         print(f"error: {e}", file=sys.stderr)  # noqa: T201
         return code
+
+
+def _open_closed_streams() -> None:
+    """Stands the null device in for a standard stream that was closed (``>&-``): Python has None there, and the next
+    file that is opened would get the stream's number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115  open to the end

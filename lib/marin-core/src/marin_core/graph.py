@@ -36,10 +36,10 @@ class Node:
     def name(self) -> str:
         return self.step.name
 
-    @property
-    def work_key(self) -> str:
-        """Where the attempts that share recipe and code keep their work, relative to the prefix."""
-        return f"{self.address}/work/{identity.digest([self.recipe_digest, self.code.digest])[:12]}"
+    def work_key(self, inputs: str) -> str:
+        """Where attempts keep their work, relative to the prefix. A body resumes only on the same inputs: attempts
+        share it if their recipe, their code and their inputs digest are the same."""
+        return f"{self.address}/work/{identity.digest([self.recipe_digest, self.code.digest, inputs])[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

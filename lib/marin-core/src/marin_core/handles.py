@@ -2,13 +2,15 @@
 
 - `Out`    exists only for this attempt, is empty when the body starts, and counts only if the attempt is committed.
 - `Input`  is the committed output of an upstream step (or adopted data). It is never written.
-- `Work`   is shared by the attempts of one step as long as recipe and code stay the same: a place for checkpoints. It
-           is fenced: it remembers the highest epoch that opened it, and an attempt of an older epoch can only read.
+- `Work`   is shared by the attempts of one step as long as recipe, code and inputs stay the same: a place for
+           checkpoints. It is fenced: it remembers the highest epoch that opened it, and an attempt of an older epoch
+           can only read.
 
 Each has ``url``, ``local()`` and ``open(name, mode)``. On a local prefix they are plain directories. On any other, an
 `Out` is staged on local disk and uploaded at commit, and an `Input` is fetched when ``local()`` is asked for.
 """
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -88,7 +90,8 @@ class Input(_Directory):
 
 @dataclass(frozen=True)
 class Work(_Directory):
-    """A directory that the attempts of one recipe and code share: for a body that can resume."""
+    """A directory that the attempts of one recipe and code on the same inputs share: for a body that can resume. An
+    attempt that ``--force`` or ``--rebuild`` asked for begins with an empty one."""
 
     epoch: int = 0
     """The lease epoch of this attempt; a later one fences it out."""
@@ -101,6 +104,17 @@ class Work(_Directory):
         temporary = path / f"{_EPOCH_FILE}.{self.epoch}"
         temporary.write_text(f"{self.epoch}\n", encoding="ascii")
         temporary.replace(path / _EPOCH_FILE)  # whole at any time: an older attempt that found it empty would go on
+
+    def clear(self) -> None:
+        """Empties the directory, once it is claimed; the epoch stays, so older attempts stay fenced out. Each entry is
+        moved away whole before any is deleted, so that a crash leaves no half of a checkpoint behind."""
+        cleared = Path(f"{self.url}.cleared")
+        shutil.rmtree(cleared, ignore_errors=True)
+        cleared.mkdir(exist_ok=True)
+        for path in Path(self.url).iterdir():
+            if path.name != _EPOCH_FILE:
+                path.rename(cleared / path.name)
+        shutil.rmtree(cleared, ignore_errors=True)
 
     def check(self) -> None:
         """Raises `LeaseLostError` if a later attempt has taken the directory over."""

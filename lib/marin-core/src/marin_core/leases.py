@@ -22,9 +22,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from marin_core.errors import LeaseLostError, MarinCoreError
-from marin_core.records import build
+from marin_core.errors import LeaseLostError, MarinCoreError, NewerRecordError
+from marin_core.records import SCHEMA, build, check_schema
 from marin_core.store import Store
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,12 @@ class Lease:
     beat: int = 0
     body: Process | None = None
     held: bool = True
-    schema: int = 1
+    schema: int = SCHEMA
+
+    @property
+    def who(self) -> str:
+        """The holder, in words: its run, and the process to look for."""
+        return f"run {self.run_id} (pid {self.holder.pid} on {self.host.split(':')[0]})"
 
 
 @dataclass
@@ -100,24 +106,43 @@ def key(address: str) -> str:
 
 
 def read(store: Store, address: str) -> Lease | None:
-    """The lease of a step, or None if it never had a readable one."""
-    data = store.read(key(address))
+    """The lease of a step, or None if it never had a readable one.
+
+    Raises:
+        NewerRecordError: it is of a later schema.
+    """
+    fields = _object(store, key(address))
     try:
-        return build(Lease, json.loads(data)) if data else None
+        return build(Lease, fields) if fields else None
     except (ValueError, TypeError):
         return None
 
 
+def _object(store: Store, key: str) -> dict[str, Any] | None:
+    """The JSON object at a key; None if there is none, or nothing readable."""
+    try:
+        data = json.loads(store.read(key) or b"")
+        check_schema(data, where=key)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return data
+
+
 def acquire(store: Store, address: str, *, run_id: str, witness: Witness) -> Lease | None:
-    """Takes the lease, or returns None while another holder is alive. A dead holder's body is killed first."""
+    """Takes the lease, or returns None while another holder is alive. A dead holder's body is killed first.
+
+    Raises:
+        NewerRecordError: the lease, or an attempt at the step, is of a later schema.
+    """
     with store.exclusive(key(address)):
         current = read(store, address)
         if current is not None and witness.alive(address, current):
             return None
         if current is not None and current.body is not None and current.host == this_host():
             _kill_group(current.body)
+        last = _last_epoch(store, address)  # asked for in any case: it refuses a step that a later version works on
         lease = Lease(
-            epoch=(current.epoch if current else _last_epoch(store, address)) + 1,
+            epoch=(current.epoch if current else last) + 1,
             nonce=secrets.token_hex(8),
             host=this_host(),
             holder=Process.of(os.getpid()),
@@ -131,10 +156,9 @@ def _last_epoch(store: Store, address: str) -> int:
     """The highest epoch of an attempt: where to go on when the lease itself was lost, as in a power failure."""
     epochs = [0]
     for number in store.names(f"{address}/attempts"):
-        try:
-            epochs.append(int(json.loads(store.read(f"{address}/attempts/{number}/attempt.json") or b"")["epoch"]))
-        except (ValueError, TypeError, KeyError):
-            continue
+        record = _object(store, f"{address}/attempts/{number}/attempt.json") or {}
+        if isinstance(record.get("epoch"), int):
+            epochs.append(record["epoch"])
     return max(epochs)
 
 
@@ -146,9 +170,12 @@ def fenced(store: Store, address: str, lease: Lease) -> Generator[Lease]:
         LeaseLostError: another runner has taken the step over.
     """
     with store.exclusive(key(address)):
-        current = read(store, address)
+        try:
+            current = read(store, address)
+        except NewerRecordError as e:
+            raise LeaseLostError(f"step {address}: the lease of epoch {lease.epoch} is lost: {e}") from e
         if current is None or current.nonce != lease.nonce or not current.held:
-            by = f"run {current.run_id} on {current.host.split(':')[0]}" if current else "no one"
+            by = current.who if current else "no one"
             raise LeaseLostError(
                 f"step {address}: the lease of epoch {lease.epoch} is lost to {by}; this attempt is void"
             )
@@ -207,7 +234,7 @@ def release(store: Store, address: str, lease: Lease) -> None:
 
 
 def _write(store: Store, address: str, lease: Lease) -> None:
-    store.write(key(address), json.dumps(asdict(lease), sort_keys=True).encode(), durable=False)
+    store.write(key(address), json.dumps(asdict(lease), sort_keys=True, allow_nan=False).encode(), durable=False)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from marin_core import facts
 from marin_core.graph import Graph, Node
 from marin_core.reasons import Planned
-from marin_core.records import Digests, NodeRecord, RunRecord, StepRecord, to_json
+from marin_core.records import Digests, NodeRecord, RunRecord, StepRecord, finite, to_json
 from marin_core.steps import Step
 from marin_core.store import Store
 
@@ -190,8 +190,10 @@ def _shown(value: Any, of_step: Callable[[Step], Any]) -> Any:
     """A literal argument as JSON for people to read."""
     if isinstance(value, Step):
         return of_step(value)
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or type(value) in (bool, int, str):
         return value
+    if isinstance(value, float):
+        return finite(value)
     if isinstance(value, dict):
         return {str(k): _shown(v, of_step) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

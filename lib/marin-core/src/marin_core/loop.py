@@ -24,8 +24,7 @@ from typing import Any, Literal
 
 from marin_core import attempts, leases, reasons
 from marin_core.attempts import Attempt, Ended
-from marin_core.code import Reach
-from marin_core.errors import LeaseLostError, MarinCoreError, PrefixError, RunInterrupted
+from marin_core.errors import LeaseLostError, MarinCoreError, NewerRecordError, PrefixError, RunInterrupted
 from marin_core.graph import Graph, Node
 from marin_core.launchers import Launcher
 from marin_core.ledger import Ledger, Observer
@@ -108,9 +107,10 @@ class Loop:
         with self._signals_as_events(), leases.kept(self.store, self._held, lost=self._note_loss):
             try:
                 self._loop()
-            except BaseException:
-                self._stop("cancelled")
-                self._close_quietly()
+            except BaseException as e:
+                level = logging.DEBUG if isinstance(e, PrefixError) else logging.WARNING  # which says it all itself
+                self._stop("cancelled", level=level)
+                self._close_quietly(level)
                 raise
             self._stop(self.stopping)
             record = self.ledger.close(self.stopping)
@@ -216,12 +216,18 @@ class Loop:
     def _start(self, address: str) -> None:
         """Takes the lease, looks once more whether the output is there by now, and launches."""
         node = self.graph.nodes[address]
-        lease = leases.acquire(self.store, address, run_id=self.ledger.run_id, witness=self.witness)
+        try:
+            lease = leases.acquire(self.store, address, run_id=self.ledger.run_id, witness=self.witness)
+        except NewerRecordError as e:
+            self.contested.pop(address, None)
+            self._act(node, "refuse", str(e))
+            return
         if lease is None:
             if address not in self.contested:
                 holder = leases.read(self.store, address)
-                self.contested[address] = holder.run_id if holder else "another run"
-                self.ledger.observer.said(f"{node.name}: being made by run {self.contested[address]}, waiting for it")
+                self.contested[address] = holder.run_id if holder else "unknown"
+                by = holder.who if holder else "another run"
+                self.ledger.observer.said(f"{node.name}: being made by {by}, waiting for it")
             return
         waited_for = self.contested.pop(address, None)
         try:
@@ -256,6 +262,7 @@ class Loop:
             reason=reason,
             arguments=attempts.arguments_for(node.step, committed=self._output_url, value=self._value),
             inputs={a: self.outputs[a] or "" for a in node.upstream},
+            fresh=node.address not in self.tries and reasons.matches(self.options.force + self.options.rebuild, node),
         )
         self.running[attempt.job.name] = attempt
         self.tries[node.address] = self.tries.get(node.address, 0) + 1
@@ -269,11 +276,8 @@ class Loop:
             digests=attempt.record.digests,
             log=attempt.record.log,
         )
-        edited = node.code.changed_files()
-        if edited and Reach().code_of(node.step.function.function).digest != node.code.digest:
-            message = f"{edited[0]} was edited after the plan was made; run the command again"
-            failure = Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
-            self.events.put(("examined", attempt.job.name, Ended(failure=failure)))
+        if (edited := attempts.changed_source(node)) is not None:
+            self.events.put(("examined", attempt.job.name, Ended(failure=edited)))
             return
         self.launcher.launch(attempt.job, notify=lambda name: self.events.put(("ended", name, None)))
         status = self.launcher.poll(attempt.job.name)
@@ -340,7 +344,7 @@ class Loop:
         failure = Failure(type="LeaseLostError", message=str(error), traceback="", exit_code=3)
         self._failed(self._retire(name), failure)
 
-    def _stop(self, why: Literal["failed", "refused", "cancelled"] | None) -> None:
+    def _stop(self, why: Literal["failed", "refused", "cancelled"] | None, *, level: int = logging.WARNING) -> None:
         """Ends every body that still runs; at the end of an orderly run there is none."""
         self.stopping = why
         stoppers = [threading.Thread(target=self.launcher.cancel, args=(name,)) for name in self.running]
@@ -355,15 +359,15 @@ class Loop:
                 attempts.close(self.store, attempt, state="cancelled")
                 self.ledger.set(attempt.address, outcome="cancelled", reason=reason, ended_at=now)
             except MarinCoreError as e:
-                log.warning("end of %s not written: %s", attempt.job.name, e)
+                log.log(level, "end of %s not written: %s", attempt.job.name, e)
         self.running.clear()
 
-    def _close_quietly(self) -> None:
+    def _close_quietly(self, level: int) -> None:
         """Writes the last record while another error is on its way; that one is what the user has to see."""
         try:
             self.ledger.close(self.stopping)
         except MarinCoreError as e:
-            log.warning("run record not written: %s", e)
+            log.log(level, "run record not written: %s", e)
 
     # Beside the loop: these are called from other threads, or from a signal
 

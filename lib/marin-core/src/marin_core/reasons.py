@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marin_core import identity
-from marin_core.errors import CorruptRecordError, UsageError
+from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
 from marin_core.records import Decision, StepRecord, from_json
 from marin_core.steps import OnCodeChange
@@ -84,7 +84,11 @@ def restrict(graph: Graph, options: Options) -> Graph:
     return Graph(nodes=nodes, targets=targets, handles={s: a for s, a in graph.handles.items() if a in keep})
 
 
-def read_record(store: Store, address: str) -> StepRecord | CorruptRecordError | None:
+Found = StepRecord | CorruptRecordError | NewerRecordError | None
+"""What is committed at an address: a record, nothing, or one that cannot be read and why."""
+
+
+def read_record(store: Store, address: str) -> Found:
     """The committed record of a step; the error if there is one that cannot be read."""
     key = f"{address}/step.json"
     data = store.read(key)
@@ -92,7 +96,7 @@ def read_record(store: Store, address: str) -> StepRecord | CorruptRecordError |
         return None
     try:
         return from_json(StepRecord, data, where=key)
-    except CorruptRecordError as e:
+    except (CorruptRecordError, NewerRecordError) as e:
         return e
 
 
@@ -127,7 +131,7 @@ def adopted(node: Node) -> tuple[Decision, str]:
 
 def decide(
     node: Node,
-    found: StepRecord | CorruptRecordError | None,
+    found: Found,
     *,
     outputs: Mapping[str, str | None],
     options: Options,
@@ -149,6 +153,8 @@ def decide(
         if not selected:
             return "unselected", "no committed output, and not selected by --only"
         return "run", history.what_is_new(node)
+    if isinstance(found, NewerRecordError):
+        return "refuse", str(found)
     if isinstance(found, CorruptRecordError):
         return (
             ("run", f"record is corrupt: {found}") if selected else ("unselected", f"{found}; not selected by --only")

@@ -1,6 +1,7 @@
 """Records: what is written down about a step, an attempt at it, and a run.
 
-Three kinds of JSON file under a prefix, each a frozen dataclass here and each with a ``schema`` number:
+Three kinds of JSON file under a prefix, each a frozen dataclass here and each with a ``schema`` number (a record of a
+later schema is refused, never guessed at):
 
 - ``{address}/step.json``                  `StepRecord`: which attempt is committed, its manifest and its value.
 - ``{address}/attempts/{n}/attempt.json``  `AttemptRecord`: one try, whatever came of it.
@@ -14,11 +15,12 @@ a prefix that is moved or copied elsewhere still reads. Times are seconds since 
 import dataclasses
 import functools
 import json
+import math
 import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marin_core.errors import CorruptRecordError
+from marin_core.errors import CorruptRecordError, NewerRecordError
 
 SCHEMA = 1
 
@@ -161,8 +163,10 @@ class RunRecord:
 
 
 def to_json(record: Any) -> str:
-    """Canonical text of a record: sorted keys, two-space indent, a final newline. It can always be written as UTF-8."""
-    text = json.dumps(dataclasses.asdict(record), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    """Canonical text of a record: sorted keys, two-space indent, a final newline. It can always be written as UTF-8,
+    and it is strict JSON, which has no NaN: `finite` is what becomes of one."""
+    data = dataclasses.asdict(record)
+    text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates become JSON escapes
 
 
@@ -175,20 +179,38 @@ def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:
         where: the file's path, for the error message.
 
     Raises:
-        CorruptRecordError: the text is not JSON, is of a later schema, or lacks a field.
+        CorruptRecordError: the text is not JSON or lacks a field.
+        NewerRecordError: it is of a later schema.
     """
     try:
-        data = json.loads(text)
+        # What an earlier version wrote may hold a bare NaN; its name is what is recorded today.
+        data = json.loads(text, parse_constant=str)
         if not isinstance(data, dict):
             raise TypeError(f"expected an object, found {type(data).__name__}")
-        if data.get("schema", SCHEMA) > SCHEMA:
-            raise TypeError(f"schema {data['schema']} is newer than {SCHEMA}; upgrade marin-core")
+        check_schema(data, where=where)
         return build(kind, data)
     except (ValueError, TypeError, KeyError) as e:
         raise CorruptRecordError(f"{where}: not a readable {kind.__name__} ({e})") from e
 
 
+def check_schema(data: dict[str, Any], *, where: str) -> None:
+    """Raises `NewerRecordError` for a record of a later schema than this package knows."""
+    schema = data.get("schema", SCHEMA)
+    if not isinstance(schema, int):
+        raise TypeError(f"schema {schema!r} is not a number")
+    if schema > SCHEMA:
+        raise NewerRecordError(f"{where}: schema {schema} is newer than {SCHEMA}; upgrade marin-core")
+
+
+def finite(value: float) -> float | str:
+    """A float as strict JSON has it: one that is not finite becomes ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
 _hints = functools.cache(typing.get_type_hints)
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 def build(kind: Any, data: Any) -> Any:
@@ -204,4 +226,6 @@ def build(kind: Any, data: Any) -> Any:
     nested = [a for a in args if dataclasses.is_dataclass(a)]
     if data is not None and nested and type(None) in args:
         return build(nested[0], data)
+    if isinstance(data, str) and data in _NOT_FINITE and float in (kind, *args) and str not in args:
+        return float(data)
     return data

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import reasons
-from marin_core.errors import DriftError, MissingOutputError, StepFailedError, UsageError
+from marin_core.errors import DriftError, MissingOutputError, NewerRecordError, StepFailedError, UsageError
 from marin_core.graph import Graph, lower
 from marin_core.handles import Input
 from marin_core.launchers import Launcher, make_launcher
@@ -188,6 +188,8 @@ def committed_path(step: Step, *, prefix: str | Path | None = None) -> Path:
     store = Store(prefix)
     address = lower(step).handles[step]
     record = reasons.read_record(store, address)
+    if isinstance(record, NewerRecordError):
+        raise record
     if not isinstance(record, StepRecord):
         why = str(record) if record else "it was never run there"
         raise MissingOutputError(f"step {address} has no output under {store.url}: {why}")

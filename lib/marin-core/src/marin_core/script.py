@@ -44,11 +44,11 @@ class Flags:
     until: tuple[str, ...] = ()
     """Stop after these steps."""
     force: tuple[str, ...] = ()
-    """Run these steps even if they are up to date."""
+    """Run these steps even if they are up to date, from an empty Work."""
     accept: tuple[str, ...] = ()
     """Serve the old output of these drifted versioned steps."""
     rebuild: tuple[str, ...] = ()
-    """Make these drifted steps again; the old attempt is kept."""
+    """Make these drifted steps again, from an empty Work; the old attempt is kept."""
     on_code_change: OnCodeChange | None = None
     """Overrides what steps do when their code changed."""
     launcher: str = "process"
@@ -94,9 +94,9 @@ def run_script(
     build: Build, argv: Sequence[str], *, epilogue: Callable[[RunReport], str] | None = None, prog: str | None = None
 ) -> int:
     """`main` without the exit: returns the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
 
     def command() -> int:
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
         keywords, flags = parse(build, argv, prog=prog)
         if flags.keep_going and flags.fail_fast:
             raise UsageError("--keep-going and --fail-fast contradict each other")
@@ -204,7 +204,7 @@ def _show_plan(handles: Any, flags: Flags) -> int:
     graph = restrict(lower(handles), flags.options())
     planned = reasons.plan(graph, Store(flags.prefix), options=replace(flags.options(), until=()))
     if flags.json:
-        print(json.dumps([plan_entry(p) for p in planned], indent=2))  # noqa: T201
+        print(json.dumps([plan_entry(p) for p in planned], indent=2, allow_nan=False))  # noqa: T201
     else:
         _say(plan_lines(planned))
     return 3 if any(p.decision == "refuse" for p in planned) else 0

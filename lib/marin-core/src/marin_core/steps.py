@@ -20,11 +20,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from marin_core.errors import UsageError
 from marin_core.handles import Input, Out, Work
 from marin_core.records import build
+
+if TYPE_CHECKING:
+    from marin_core.adoption import Listing
 
 OnCodeChange = Literal["rebuild", "report", "refuse"]
 Role = Literal["out", "work", "input", "value"]
@@ -62,6 +65,8 @@ class Step:
     retries: int
     external: str | None = None
     """Where adopted data lies; None for a step that runs."""
+    listing: "Listing | None" = None
+    """The files of adopted data as they were when they were read."""
 
     def __repr__(self) -> str:
         version = f", version={self.version!r}" if self.version else ""

@@ -60,8 +60,8 @@ class Store:
             self.url = prefix.rstrip("/")
         else:
             raise PrefixError(
-                f"prefix {prefix}: this store cannot swap a record conditionally, so two runners could overwrite each "
-                "other; use a local directory"
+                f"prefix {prefix}: {prefix.partition('://')[0]}:// is not supported, since records there cannot be "
+                "swapped conditionally; give a local directory (a path or file://), or memory:// for inline runs"
             )
 
     def child(self, key: str) -> str:
@@ -103,7 +103,7 @@ class Store:
         except OSError as e:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            raise self.error(e) from e
+            raise self.error(e, at=path if e.filename == str(temporary) else None) from e
 
     def delete(self, key: str) -> None:
         """Removes a key if it is there."""
@@ -185,20 +185,42 @@ class Store:
 
     def check_writable(self) -> None:
         """Raises `PrefixError` with the reason if nothing can be written here."""
-        if self.local is not None:
-            try:
-                self.local.mkdir(parents=True, exist_ok=True)
-            except OSError as e:
-                raise self.error(e) from e
-        self.write(".writable", b"", durable=False)
-        self.delete(".writable")
+        if self.local is None:
+            return
+        probe = self.local / f".writable.{os.getpid()}.{threading.get_ident()}"
+        try:
+            self.local.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as e:
+            raise self.error(e, at=self.local if e.filename == str(probe) else None) from e
 
-    def error(self, e: OSError) -> PrefixError:
-        """The error that tells a user what an operating system error on this prefix means."""
+    def error(self, e: OSError, *, at: Path | None = None) -> PrefixError:
+        """The error that tells a user what an operating system error on this prefix means.
+
+        Args:
+            e: what the system said.
+            at: the entry to name, where the one that ``e`` names is none of the user's.
+        """
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             return PrefixError(f"prefix {self.url}: no space left on the device; free some, or choose another --prefix")
+        place = at or Path(os.fsdecode(e.filename or self.url))
+        misfit = self._misfit(place) if e.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST) else None
+        if misfit is not None:
+            return PrefixError(f"prefix {self.url}: {misfit}; delete that entry")
         why = "not a directory" if e.errno == errno.EEXIST else e.strerror or e
-        return PrefixError(f"prefix {self.url}: {why} ({e.filename}); choose another --prefix or MARIN_PREFIX")
+        named = "" if place == self.local else f" ({place})"
+        return PrefixError(f"prefix {self.url}: {why}{named}; choose another --prefix or MARIN_PREFIX")
+
+    def _misfit(self, place: Path) -> str | None:
+        """Of an entry below the prefix that is a file in a directory's stead, or the other way round: which it is."""
+        if self.local is None or self.local not in place.parents:
+            return None
+        if place.is_dir():
+            return f"{place} is a directory where a file belongs"
+        below = [p for p in (place, *place.parents) if self.local in p.parents]
+        found = next((p for p in below if p.exists()), None)
+        return f"{found} is a file where a directory belongs" if found is not None and not found.is_dir() else None
 
 
 def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:

@@ -20,20 +20,25 @@ from marin_train.configs import (
     ScheduleConfig,
     TrainConfig,
 )
-from marin_train.errors import CheckpointError, ConfigError, MarinTrainError, TokenStoreError
+from marin_train.errors import (
+    CheckpointError,
+    ConfigError,
+    DivergedError,
+    InterruptedRunError,
+    MarinTrainError,
+    TokenStoreError,
+)
 
 if TYPE_CHECKING:
     from marin_train import presets
     from marin_train.evaluation import Evaluation, evaluate
     from marin_train.generation import generate
-    from marin_train.loop import DivergedError, InterruptedRunError, TrainResult, train
+    from marin_train.loop import TrainResult, train
 
 _LAZY = {
     "Evaluation": "evaluation",
     "evaluate": "evaluation",
     "generate": "generation",
-    "DivergedError": "loop",
-    "InterruptedRunError": "loop",
     "TrainResult": "loop",
     "train": "loop",
 }

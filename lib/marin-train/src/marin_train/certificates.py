@@ -2,8 +2,8 @@
 
 Three questions are answered before the first resumed step, in the order of what they cost: are the files all there in
 their sizes, are the leaves the ones that were saved (sha256), and would the run go on as if it had never stopped (same
-configuration, same token stores, same next batch). The first two are about damage, and an older checkpoint answers
-them better; the third is about the user's intent, and is refused with the names of what differs.
+configuration, same policy, same token stores, same next batch). The first two are about damage, and an older
+checkpoint answers them better; the third is about the user's intent, and is refused with the names of what differs.
 """
 
 import hashlib
@@ -103,6 +103,19 @@ def check_same_run(recorded: Mapping[str, Any], config: TrainConfig, *, where: P
         raise CheckpointError(
             f"{where} belongs to a run with another configuration; choose another output directory. "
             + "; ".join(differing)
+        )
+
+
+def check_same_policy(recorded: Mapping[str, Any], policy: Mapping[str, Any], *, where: Path) -> None:
+    """Refuses to go on with another rounding than the run began with.
+
+    Raises:
+        CheckpointError: with both policies.
+    """
+    if recorded != policy:
+        raise CheckpointError(
+            f"{where} was computed with the policy {dict(recorded)}, the run's record says {dict(policy)}; restore the "
+            f"record (run.json), or choose another output directory"
         )
 
 

@@ -37,6 +37,7 @@ from marin_train.certificates import (
     DamagedError,
     RunFacts,
     check_data,
+    check_same_policy,
     check_same_run,
     digest_leaves,
     read_certificate,
@@ -46,8 +47,6 @@ from marin_train.configs import MeshConfig, TrainConfig, to_dict
 from marin_train.errors import CheckpointError, MarinTrainError
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
     from marin_train.policy import Policy
     from marin_train.train_step import TrainState
 
@@ -121,9 +120,11 @@ class CheckpointWriter:
             shutil.rmtree(temporary, ignore_errors=True)
             self._write_files(temporary, leaves, step=step, permanent=permanent)
             self._commit(temporary, self._directory / _name(step))
-        except OSError as error:
+        except MarinTrainError:
+            raise
+        except Exception as error:  # what a full disk makes of the layers below is no OSError
             raise MarinTrainError(
-                f"the checkpoint of step {step} could not be written to {self._directory}: {error.strerror or error}; "
+                f"the checkpoint of step {step} could not be written to {self._directory}: {_first_line(error)}; "
                 f"the one before it is intact"
             ) from error
         _retire(self._directory)
@@ -166,7 +167,7 @@ def restore_latest(directory: Path, template: "TrainState", *, facts: RunFacts) 
 
     Args:
         directory: the run's checkpoints.
-        template: a state of the run's shapes and shardings; its values are not used.
+        template: the shapes, types and places of the run's state; a restore never holds two states.
         facts: what the checkpoint must agree with.
 
     Returns:
@@ -183,6 +184,7 @@ def restore_latest(directory: Path, template: "TrainState", *, facts: RunFacts) 
             logger.warning("checkpoint %s is damaged (%s); using the one before it", path, error)
             continue
         check_same_run(_read_json(path / "config.json"), facts.config, where=path)
+        check_same_policy(_read_json(path / "policy.json"), facts.policy, where=path)
         check_data(certificate, facts, where=path)
         return _fill(template, leaves, where=path), certificate.step
     return None
@@ -222,6 +224,7 @@ def load_model(path: str | Path) -> TrainedModel:
     """
     from marin_train.mesh import make_mesh
     from marin_train.policy import Policy
+    from marin_train.train_step import state_template
 
     found = find(path)
     try:
@@ -230,28 +233,13 @@ def load_model(path: str | Path) -> TrainedModel:
     except DamagedError as error:
         raise CheckpointError(f"{found} is damaged: {error}; use another checkpoint of the run") from None
     config = from_dict(TrainConfig, _read_json(found / "config.json"))
-    policy = Policy.from_dict(_read_json(found / "policy.json"))
-    template = state_template(config, policy=policy, mesh=make_mesh(MeshConfig(data=1)))
+    template = state_template(config, mesh=make_mesh(MeshConfig(data=1)))
     return TrainedModel(
         path=found,
         model=_fill(template, leaves, where=found, part="model").model,
         config=config,
-        policy=policy,
+        policy=Policy.from_dict(_read_json(found / "policy.json")),
         special_ids=certificate.special_ids,
-    )
-
-
-def state_template(config: TrainConfig, *, policy: "Policy", mesh: "Mesh") -> "TrainState":
-    """The state's shapes and shardings, nothing allocated: a restore never holds two states."""
-    import jax
-
-    from marin_train.train_step import init_state, state_shardings
-
-    shapes = jax.eval_shape(lambda: init_state(config, policy=policy, mesh=mesh))
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        state_shardings(config, mesh=mesh),
     )
 
 
@@ -342,10 +330,14 @@ def _load_part(path: Path, part: str, certificate: Certificate) -> dict[str, np.
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
             leaves = checkpointer.restore((path / part).absolute())
     except Exception as error:  # whatever a damaged file makes of the layers below, the answer is the same
-        raise DamagedError(f"{part}: {str(error).splitlines()[0] if str(error) else type(error).__name__}") from None
+        raise DamagedError(f"{part}: {_first_line(error)}") from None
     if digest_leaves(leaves) != certificate.leaves.get(part):
         raise DamagedError(f"{part}: its leaves do not have the digest they were saved with")
     return leaves
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _retire(directory: Path) -> None:

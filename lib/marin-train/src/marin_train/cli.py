@@ -131,6 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MarinTrainError as error:
         print(f"marin-train: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:  # a disk that is full, a file that may not be read
+        print(f"marin-train: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)
 

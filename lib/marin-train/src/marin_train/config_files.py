@@ -70,7 +70,7 @@ def from_dict[C](cls: type[C], values: Mapping[str, Any], *, where: str = "") ->
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     for name in values:
         if name not in fields:
-            near = difflib.get_close_matches(str(name), fields, n=1)
+            near = difflib.get_close_matches(name, fields, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"{cls.__name__} has {', '.join(fields)}"
             raise ConfigError(f"{_join(where, name)} is not a field of {cls.__name__}; {hint}")
     for name, entry in fields.items():

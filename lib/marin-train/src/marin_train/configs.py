@@ -49,7 +49,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW (Loshchilov and Hutter 2019); decay touches only parameters whose role in the table is a matrix."""
+    """AdamW (Loshchilov and Hutter 2019); decay touches the matrices and the head, not gains and embeddings."""
 
     name: Literal["adamw"] = "adamw"
     learning_rate: float = 3e-3
@@ -63,6 +63,10 @@ class OptimizerConfig:
         _positive(self, "learning_rate")
         _positive(self, "eps")
         _positive(self, "clip_norm")
+        _not_negative(self, "weight_decay")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"OptimizerConfig.{name}={getattr(self, name)} must be at least 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +83,7 @@ class ScheduleConfig:
             raise ConfigError(
                 f"ScheduleConfig.warmup={self.warmup} and decay={self.decay} are fractions whose sum is at most 1"
             )
+        _not_negative(self, "final_ratio")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +146,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         _positive(self, "steps")
         _positive(self, "batch_size")
+        _positive(self, "log_every")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"TrainConfig.seed={self.seed} must lie between 0 and 2**32 - 1")
+        for name in ("z_loss", "checkpoint_seconds", "checkpoint_steps"):
+            _not_negative(self, name)
         if self.data.seq_len > self.model.max_seq_len:
             raise ConfigError(
                 f"DataConfig.seq_len={self.data.seq_len} exceeds ModelConfig.max_seq_len={self.model.max_seq_len}"
@@ -148,7 +158,7 @@ class TrainConfig:
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """The configuration as plain JSON-able values; tuples become lists."""
+    """The configuration as plain values that JSON can hold."""
     return dataclasses.asdict(config)
 
 
@@ -156,3 +166,9 @@ def _positive(config: Any, name: str) -> None:
     value = getattr(config, name)
     if not value > 0:
         raise ConfigError(f"{type(config).__name__}.{name}={value} must be positive")
+
+
+def _not_negative(config: Any, name: str) -> None:
+    value = getattr(config, name)
+    if not value >= 0:
+        raise ConfigError(f"{type(config).__name__}.{name}={value} must not be negative")

@@ -1,10 +1,12 @@
 """The exception tree of marin-train; every error is a user's to read: it names the field, the value and the fix.
 
 MarinTrainError
-├── ConfigError        a configuration that cannot be run (exit 2)
-├── ParameterError     a model and its parameter table disagree (a programming error)
-├── TokenStoreError    a token store that is absent, damaged, or of another tokenizer (exit 2)
-└── CheckpointError    a checkpoint that is absent, damaged, or of another run (exit 3)
+├── ConfigError          a configuration that cannot be run (exit 2)
+├── ParameterError       a model and its parameter table disagree (a programming error)
+├── TokenStoreError      a token store that is absent, damaged, or of another tokenizer (exit 2)
+├── CheckpointError      a checkpoint that is absent, damaged, or of another run (exit 3)
+├── DivergedError        loss or gradient is no longer finite (exit 1)
+└── InterruptedRunError  a signal asked the run to stop; the same call goes on (exit 1)
 """
 
 
@@ -34,3 +36,11 @@ class CheckpointError(MarinTrainError):
     """A checkpoint that is absent, damaged, or belongs to another run."""
 
     exit_code = 3
+
+
+class DivergedError(MarinTrainError):
+    """Loss or gradient is no longer a finite number; no state after it is saved."""
+
+
+class InterruptedRunError(MarinTrainError):
+    """A signal asked the run to stop; its state is saved, and the same call goes on from there."""

@@ -20,7 +20,7 @@ import numpy as np
 from marin_train.checkpoints import TrainedModel, load_model
 from marin_train.data.packing import Sequences
 from marin_train.data.store import TokenStore
-from marin_train.errors import TokenStoreError
+from marin_train.errors import ConfigError, TokenStoreError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +58,7 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
 
     Raises:
         CheckpointError: there is no whole checkpoint.
+        ConfigError: ``batch_size`` is not positive.
         TokenStoreError: the store is damaged or empty, has another tokenizer, or no id to begin documents with.
     """
     import jax
@@ -65,6 +66,8 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
 
     from marin_train.losses import Batch, token_losses
 
+    if batch_size < 1:
+        raise ConfigError(f"evaluate(batch_size={batch_size}): must be positive")
     data = TokenStore.open(store)
     trained = load_model(checkpoint)
     _check_fits(data, trained)

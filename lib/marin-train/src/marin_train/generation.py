@@ -1,9 +1,10 @@
-"""Generation: continuations of prompts, batched, in one compiled program of fixed shape.
+"""Generation: continuations of prompts, batched, by one compiled program that moves all of them on by a token.
 
-A prompt is read as the beginning of a document: after an end-of-sequence id, as documents stand in training. Each new
-token is drawn from a forward pass over the whole window, which causal attention makes independent of what lies behind
-the last token; one program serves every length. A continuation ends before the end-of-sequence id that the model
-drew, at ``max_new_tokens``, or where the window, the sequence length of training, is full.
+A prompt is read as the beginning of a document: after an end-of-sequence id, as documents stand in training. All rows
+stand at the same position and keep the keys and values of the tokens before it, so that a step costs one token; the
+token behind it is the prompt's, as long as there is one, and then drawn. A continuation ends before the
+end-of-sequence id that the model drew, at ``max_new_tokens``, or where the window, the sequence length of training, is
+full.
 
 Randomness is keyed by (seed, row, position): equal calls give equal texts, and a prompt's text does not depend on what
 the prompts after it are.
@@ -11,7 +12,7 @@ the prompts after it are.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from marin_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
+
+    from marin_train.blocks import Past
 
 _ASK_EVERY = 16
 """Steps between two looks at whether all rows have ended: each look waits for the device."""
@@ -55,10 +58,10 @@ def generate(
     """
     from tokenizers import Tokenizer
 
-    if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
+    if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1 or not 0 <= seed < 2**32:
         raise ConfigError(
-            f"generate(max_new_tokens={max_new_tokens}, temperature={temperature}, top_p={top_p}): needs "
-            f"max_new_tokens >= 1, temperature >= 0 and 0 < top_p <= 1"
+            f"generate(max_new_tokens={max_new_tokens}, temperature={temperature}, top_p={top_p}, seed={seed}): needs "
+            f"max_new_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and 0 <= seed < 2**32"
         )
     if not prompts:
         return []
@@ -108,20 +111,36 @@ def _continue(
     import jax
     import jax.numpy as jnp
 
-    step = _make_step(trained, num_steps=num_steps, temperature=temperature, top_p=top_p)
-    starts = jnp.asarray(lengths)
-    carry = (jnp.asarray(tokens), starts, jnp.zeros(len(tokens), bool))
-    for i in range(num_steps):
-        carry = step(trained.model, *carry, starts, jax.random.key(seed))
-        if i % _ASK_EVERY == _ASK_EVERY - 1 and bool(carry[2].all()):
+    from marin_train.blocks import no_past
+
+    num_rows, width = tokens.shape
+    step = _make_step(trained, temperature=temperature, top_p=top_p)
+    stops = jnp.asarray(np.minimum(lengths + num_steps, width))
+    rows = _Rows(jnp.asarray(tokens), jnp.asarray(lengths), jnp.zeros(num_rows, bool))
+    past, key = no_past(trained.config.model, batch=num_rows, seq_len=width), jax.random.key(seed)
+    for at in range(width - 1):
+        rows, past = step(trained.model, rows, past, np.int32(at), stops, key)
+        if at % _ASK_EVERY == _ASK_EVERY - 1 and bool(rows.done.all()):
             break
-    return np.asarray(carry[0]), np.asarray(carry[1])
+    return np.asarray(rows.tokens), np.asarray(rows.ends)
 
 
-def _make_step(
-    trained: TrainedModel, *, num_steps: int, temperature: float, top_p: float
-) -> Callable[..., tuple[Any, Any, Any]]:
-    """The compiled step: appends one token to each row that has not ended."""
+class _Rows(NamedTuple):
+    """The continuations so far.
+
+    Attributes:
+        tokens: Int32[rows, width], prompts and what was drawn.
+        ends: Int32[rows], how many of them count.
+        done: Bool[rows].
+    """
+
+    tokens: "Array"
+    ends: "Array"
+    done: "Array"
+
+
+def _make_step(trained: TrainedModel, *, temperature: float, top_p: float) -> Callable[..., tuple[_Rows, "Past"]]:
+    """The compiled step: reads the token at a position, and appends one to each row that ends there and is not done."""
     import jax
     import jax.numpy as jnp
 
@@ -131,19 +150,19 @@ def _make_step(
     config, policy, eos = trained.config.model, trained.policy, trained.special_ids["eos"]
     family = models.family(config)
 
-    def step(model: Any, tokens: "Array", ends: "Array", done: "Array", starts: "Array", key: "Array") -> Any:
-        rows = jnp.arange(tokens.shape[0])
-        hidden = family.forward(model, tokens, config=config, policy=policy)[rows, ends - 1]
+    def step(model: Any, rows: _Rows, past: "Past", at: "Array", stops: "Array", key: "Array") -> tuple[_Rows, "Past"]:
+        hidden, past = family.decode(model, rows.tokens[:, at], past, at=at, config=config, policy=policy)
         logits = contract("bd,dv->bv", hidden, family.head(model), operands=policy.operands)
-        keys = jax.vmap(lambda row, end: jax.random.fold_in(jax.random.fold_in(key, row), end))(rows, ends)
+        keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), at + 1))(jnp.arange(stops.size))
         drawn = jax.vmap(lambda k, row: _draw(k, row, temperature=temperature, top_p=top_p))(keys, logits)
-        done = done | (drawn == eos if eos is not None else False)
-        at = jnp.where(done, tokens.shape[1], ends)  # out of bounds: dropped
-        tokens = tokens.at[rows, at].set(drawn, mode="drop")
-        ends = jnp.where(done, ends, ends + 1)
-        return tokens, ends, done | (ends == tokens.shape[1]) | (ends - starts == num_steps)
+        at_end = rows.ends == at + 1
+        done = rows.done | (at_end & (drawn == eos) if eos is not None else False)
+        grows = at_end & ~done
+        tokens = rows.tokens.at[:, at + 1].set(jnp.where(grows, drawn, rows.tokens[:, at + 1]))
+        ends = rows.ends + grows
+        return _Rows(tokens, ends, done | (ends == stops)), past
 
-    return jax.jit(step)
+    return jax.jit(step, donate_argnums=2)
 
 
 def _draw(key: "Array", logits: "Float[Array, ' vocab']", *, temperature: float, top_p: float) -> "Int[Array, '']":

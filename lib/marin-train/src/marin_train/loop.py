@@ -17,35 +17,28 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_train.certificates import RunFacts
-from marin_train.checkpoints import CheckpointWriter, restore_latest, state_template
+from marin_train.checkpoints import CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.loader import Prefetch
 from marin_train.data.mixture import Mixture, digest_batch
-from marin_train.errors import MarinTrainError
+from marin_train.errors import DivergedError, InterruptedRunError
 from marin_train.run_record import SUMMARY, RunRecord, open_record, summarise, write_json
 from marin_train.tracking import JsonlTracker, Tracker, read_metrics
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-    from marin_train.train_step import Batch, TrainState, TrainStep
+    from marin_train.losses import Batch
+    from marin_train.train_step import TrainState, TrainStep
 
 logger = logging.getLogger(__name__)
-
-
-class InterruptedRunError(MarinTrainError):
-    """A signal asked the run to stop; its state is saved, and the same call goes on from there (exit 1)."""
-
-
-class DivergedError(MarinTrainError):
-    """Loss or gradient is no longer a finite number; no state after it is saved (exit 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +78,22 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
     """
     from marin_train.mesh import check_batch_size, make_mesh
     from marin_train.policy import Policy
-    from marin_train.train_step import init_state, make_train_step
+    from marin_train.train_step import init_state, make_train_step, state_template
 
     out = Path(out_dir)
     mixture = Mixture.open(config.data, batch_size=config.batch_size, vocab_size=config.model.vocab_size)
     mesh = make_mesh(config.mesh)
     check_batch_size(mesh, config.batch_size)
     record = open_record(out, config, stores=mixture.manifests)
-    policy = Policy.from_dict(record.policy)
+    logger.info(
+        "policy %s, whose matmul reaches %.0f GFLOP/s; fp32 matmul %.0f GFLOP/s",
+        record.policy_name,
+        record.peak_flops / 1e9,
+        record.matmul_flops_float32 / 1e9,
+    )
     facts = _facts(config, record, mixture)
-    restored = restore_latest(out / "checkpoints", state_template(config, policy=policy, mesh=mesh), facts=facts)
-    state, step = restored or (init_state(config, policy=policy, mesh=mesh), 0)
+    restored = restore_latest(out / "checkpoints", state_template(config, mesh=mesh), facts=facts)
+    state, step = restored or (init_state(config, mesh=mesh), 0)
     if step:
         logger.info("resuming after step %d of %d", step, config.steps)
     with ExitStack() as stack:
@@ -104,8 +102,8 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
         told = (metrics, *trackers)
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
-        report = _Report(config, record, told, step=step)
-        train_step = make_train_step(config, policy=policy, mesh=mesh)
+        report = _Report(config, record, metrics, trackers, step=step)
+        train_step = make_train_step(config, policy=Policy.from_dict(record.policy), mesh=mesh)
         batches = stack.enter_context(Prefetch(_on_device(mixture, mesh), start=step, stop=config.steps))
         _run(config, state, train_step, start=step, batches=batches, writer=writer, report=report)
         rows = read_metrics(out / "metrics.jsonl")
@@ -136,8 +134,8 @@ def _run(
             last, permanent = step == config.steps, _is_permanent(config, step)
             by_time = time.monotonic() - saved_at >= config.checkpoint_seconds and not writer.busy
             if last or permanent or by_time or stop.is_set():
-                # The rows of a saved step are on file before the step is, so a resume never misses one.
-                report.flush()
+                # The rows of a saved step are on the disk before the step is, so a resume never misses one.
+                report.sync()
                 writer.save(state, step=step, permanent=permanent)
                 saved_at = time.monotonic()
             if stop.is_set() and not last:
@@ -152,8 +150,8 @@ def _on_device(mixture: Mixture, mesh: "Mesh") -> Callable[[int], "Batch"]:
     """``batch(step)`` placed on the mesh; called in the background, so that no step waits for a transfer."""
     import jax
 
+    from marin_train.losses import Batch
     from marin_train.mesh import sharding
-    from marin_train.train_step import Batch
 
     where = sharding(mesh, ("batch", "seq"))
 
@@ -171,10 +169,12 @@ def _is_permanent(config: TrainConfig, step: int) -> bool:
 class _Report:
     """Metrics on their way from the device to the trackers, one step behind."""
 
-    def __init__(self, config: TrainConfig, record: RunRecord, trackers: Sequence[Tracker], *, step: int) -> None:
+    def __init__(
+        self, config: TrainConfig, record: RunRecord, metrics: JsonlTracker, trackers: Sequence[Tracker], *, step: int
+    ) -> None:
         from marin_train.flops import flops_per_token
 
-        self._config, self._trackers = config, trackers
+        self._config, self._metrics, self._trackers = config, metrics, (metrics, *trackers)
         self._tokens = config.batch_size * config.data.seq_len
         self._cost = {
             name: flops_per_token(config.model, seq_len=config.data.seq_len, causal=causal) / record.peak_flops
@@ -221,6 +221,11 @@ class _Report:
         if step % self._config.log_every == 0 or step == self._config.steps:
             self._progress(step, values["loss"], now)
 
+    def sync(self) -> None:
+        """Fetches what is kept, and waits until all rows are on the disk."""
+        self.flush()
+        self._metrics.sync()
+
     def _progress(self, step: int, loss: float, now: float) -> None:
         """One plain line, its rates those since the line before."""
         seconds, steps = now - self._line_at, step - self._line_step
@@ -238,7 +243,7 @@ class _Report:
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
+def _stop_signals() -> Generator[threading.Event]:
     """Sets an event on the first SIGTERM or SIGINT; a second one acts as it would have without us."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():

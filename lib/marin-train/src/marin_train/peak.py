@@ -1,23 +1,24 @@
-"""The rate that utilisation is a fraction of: what this machine's matrix products reach, measured and not looked up.
+"""The rates that speed is compared with: what this machine's matrix products reach, measured and not looked up.
 
 A data sheet's number would be wrong for most machines that run this (virtual cores, shared sockets, lower clocks), and
-would make an MFU that no code could reach. Measured once at a run's first start and recorded with it.
+would make an MFU that no code could reach. Measured once at a run's first start and recorded with it: the rate under
+the run's policy, of which utilisation is a fraction, and the plain float32 rate, by which machines are compared.
 """
 
 import time
 
-from marin_train.policy import Policy
+from marin_train.policy import Operands
 
 _SIZE = 1024
 """Large enough to reach the peak, small enough that one of many repetitions runs undisturbed."""
-_SECONDS = 0.4
+_SECONDS = 0.25
 
 
-def peak_flops(policy: Policy) -> float:
-    """The best rate of a square float32 product under this policy, over all devices: FLOP/s, two a multiply-add.
+def peak_flops(operands: Operands) -> float:
+    """The best rate of a square float32 product, over all devices: FLOP/s, two a multiply-add.
 
     Args:
-        policy: how operands are rounded before they are multiplied.
+        operands: the type to which operands are rounded before they are multiplied.
     """
     import jax
     import jax.numpy as jnp
@@ -25,7 +26,7 @@ def peak_flops(policy: Policy) -> float:
     from marin_train.blocks import contract
 
     a = jnp.ones((_SIZE, _SIZE), jnp.float32)
-    product = jax.jit(lambda x, y: contract("mk,kn->mn", x, y, operands=policy.operands))
+    product = jax.jit(lambda x, y: contract("mk,kn->mn", x, y, operands=operands))
     product(a, a).block_until_ready()
     best, stop = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < stop:

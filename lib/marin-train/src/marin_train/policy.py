@@ -26,10 +26,13 @@ Operands = Literal["float32", "bfloat16"]
 Backend = Literal["reference", "blocked"]
 
 SECONDS = 5.0
-"""No further candidate is compiled once a choice has taken this long."""
+"""What a choice may take. A candidate that would not be done by then, judged by the slowest before it, is not tried."""
 
 REPETITIONS = 3
-"""Timed runs a candidate."""
+"""Timed runs a candidate, at least."""
+
+REPEATING_SECONDS = 0.5
+"""Runs that are short are repeated for so long: beside other work on the machine, few of them run undisturbed."""
 
 PROBE_TOKENS = 2048
 """Tokens in a probe at most: enough to fill the machine."""
@@ -92,10 +95,10 @@ def _all() -> list[Policy]:
 def choose(config: "TrainConfig") -> Policy:
     """The policy that `config` names, or, for ``auto``, the one measured fastest on this machine.
 
-    Two measurements, each of a few repetitions at the run's own shapes: first a feed-forward product and its
+    Two measurements, repeated, at the run's own shapes: first a feed-forward product and its
     derivatives, which settles the operands; then forward and backward through two layers, which settles the
-    rest. Candidates are tried in order of promise until `SECONDS` are spent; one that this backend cannot compile or
-    run is no candidate.
+    rest. Both kinds of operands and the most promising of the rest are always tried, the others while `SECONDS` last:
+    compiling one is most of what it costs. One that this backend cannot compile or run is no candidate.
 
     Raises:
         ConfigError: `config.policy` is neither ``auto`` nor a policy's name.
@@ -105,7 +108,8 @@ def choose(config: "TrainConfig") -> Policy:
     deadline = time.perf_counter() + SECONDS
     operands = _fastest(
         {Policy(operands=name): partial(_product_probe, config, operands=name) for name in ("float32", "bfloat16")},
-        deadline=deadline,
+        what="a product and its derivatives",
+        deadline=math.inf,
     ).operands
     candidates = [
         Policy(operands=operands, attention="blocked", remat=True, scan=True),
@@ -113,17 +117,24 @@ def choose(config: "TrainConfig") -> Policy:
         Policy(operands=operands, attention="reference", remat=False, scan=False),
         Policy(operands=operands, attention="blocked", remat=False, scan=True),
     ]
-    return _fastest({policy: partial(_layers_probe, config, policy=policy) for policy in candidates}, deadline=deadline)
+    return _fastest(
+        {policy: partial(_layers_probe, config, policy=policy) for policy in candidates},
+        what="two layers and their derivatives",
+        deadline=deadline,
+    )
 
 
-def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, deadline: float) -> Policy:
-    """The policy whose probe, once built, runs shortest; the first is always tried, the others until the deadline."""
+def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, what: str, deadline: float) -> Policy:
+    """The policy whose probe, once built, runs shortest; one is always tried, the others as the deadline allows."""
     import jax
 
     runs: dict[Policy, Callable[[], object]] = {}
+    longest = 0.0
     for policy, probe in probes.items():
-        if runs and time.perf_counter() > deadline:
-            break
+        start = time.perf_counter()
+        if runs and start + longest > deadline:
+            logger.info("policy %s: not tried, for lack of time", policy.name)
+            continue
         try:
             run = probe()
             jax.block_until_ready(run())
@@ -131,17 +142,30 @@ def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, deadli
             logger.info("policy %s cannot run here: %s", policy.name, str(error).splitlines()[0])
         else:
             runs[policy] = run
+        longest = max(longest, time.perf_counter() - start)
     if not runs:
         raise ConfigError("none of the policies runs on this machine; pin one that does with TrainConfig.policy")
+    seconds = _best_seconds(runs, deadline=deadline)
+    for policy, best in seconds.items():
+        logger.info("policy %s: %.1f ms for %s", policy.name, 1e3 * best, what)
+    return min(seconds, key=lambda policy: seconds[policy])
+
+
+def _best_seconds(runs: dict[Policy, Callable[[], object]], *, deadline: float) -> dict[Policy, float]:
+    """Each policy's shortest run, once compiled; interleaved, so that another process disturbs all alike."""
+    import jax
+
     seconds = dict.fromkeys(runs, math.inf)
-    for _ in range(REPETITIONS):  # interleaved, and the best of each: another process then disturbs all alike
+    repetitions, enough = 0, time.perf_counter() + REPEATING_SECONDS
+    while repetitions < REPETITIONS or time.perf_counter() < enough:
         for policy, run in runs.items():
             start = time.perf_counter()
             jax.block_until_ready(run())
             seconds[policy] = min(seconds[policy], time.perf_counter() - start)
-    for policy, best in seconds.items():
-        logger.info("policy %s: %.1f ms", policy.name, 1e3 * best)
-    return min(seconds, key=lambda policy: seconds[policy])
+        repetitions += 1
+        if time.perf_counter() > deadline:
+            break
+    return seconds
 
 
 def _product_probe(config: "TrainConfig", *, operands: Operands) -> Callable[[], object]:

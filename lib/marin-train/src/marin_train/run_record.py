@@ -1,14 +1,13 @@
 """What a run directory says about its run: ``run.json`` before the first step, ``summary.json`` after the last.
 
-``run.json`` is written once, at the first start, and holds what a start decides by measuring: the policy and the peak
-rate that utilisation is a fraction of. A restart reads it, so that it computes with the same rounding and reports
+``run.json`` is written once, at the first start, and holds what a start decides by measuring: the policy, and the rates
+of `marin_train.peak`. A restart reads it, so that it computes with the same rounding and reports
 against the same peak. ``summary.json`` is the run's row of the run table, the contract with the scaling-law tools; the
 budget and the recipe are the caller's to add.
 """
 
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,8 +17,6 @@ from typing import Any
 from marin_train.certificates import CADENCE, check_same_run, flatten
 from marin_train.configs import TrainConfig, to_dict
 from marin_train.errors import CheckpointError, ConfigError
-
-logger = logging.getLogger(__name__)
 
 RECORD = "run.json"
 SUMMARY = "summary.json"
@@ -37,6 +34,7 @@ class RunRecord:
         policy: the policy, as plain values.
         policy_name: its name.
         peak_flops: FLOP/s of this machine's matrix products under that policy.
+        matmul_flops_float32: FLOP/s of its float32 products, whatever the policy.
         stores: mixture component -> sha256 of its token store's manifest.
     """
 
@@ -45,6 +43,7 @@ class RunRecord:
     policy: dict[str, Any]
     policy_name: str
     peak_flops: float
+    matmul_flops_float32: float
     stores: dict[str, str]
 
 
@@ -74,18 +73,19 @@ def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         policy = choose(config)
+        peak = peak_flops(policy.operands)
         record = RunRecord(
             run_id=_run_id(config, stores),
             config=to_dict(config),
             policy=policy.to_dict(),
             policy_name=policy.name,
-            peak_flops=peak_flops(policy),
+            peak_flops=peak,
+            matmul_flops_float32=peak if policy.operands == "float32" else peak_flops("float32"),
             stores=dict(stores),
         )
         write_json(file, asdict(record))
     except OSError as error:
         raise ConfigError(f"output directory {out_dir} cannot be written: {error.strerror or error}") from None
-    logger.info("policy %s, matrix products at %.0f GFLOP/s", record.policy_name, record.peak_flops / 1e9)
     return record
 
 
@@ -130,6 +130,7 @@ def summarise(
         "flops_convention": "3 x forward; matrix products with the head, full attention map, no recomputation",
         "policy": record.policy_name,
         "peak_flops": record.peak_flops,
+        "matmul_flops_float32": record.matmul_flops_float32,
         "seconds": seconds,
         "mfu_full": flops * tokens / seconds / record.peak_flops,
         "config": to_dict(config),

@@ -1,13 +1,18 @@
 """Tracking: where a run's rows go. Three methods, so that any service can be one; the built-in one is a file.
 
 The file is the record: one JSON object a line, appended as steps finish. A resumed run first cuts off the rows after
-the checkpoint it continues from, so that the file reads as if the run had never stopped, except for its times.
+the checkpoint it continues from, so that the file reads as if the run had never stopped, except for its times. A file
+that lacks rows before it is refused, never continued with a hole.
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TextIO
+
+from marin_train.errors import CheckpointError, MarinTrainError
 
 
 class Tracker(Protocol):
@@ -31,6 +36,10 @@ class JsonlTracker:
 
     Args:
         path: the ``metrics.jsonl``; its directory exists.
+
+    Raises:
+        CheckpointError: by `start`, where the file lacks the rows of steps that are done.
+        MarinTrainError: by `log`, where the disk takes no more.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,15 +48,32 @@ class JsonlTracker:
 
     def start(self, record: Mapping[str, Any], *, step: int) -> None:
         self._path.touch()
+        lengths = [length for _, length in _rows(self._path, last_step=step)]
+        if len(lengths) != step:
+            raise CheckpointError(
+                f"{self._path} has the rows of {len(lengths)} of {step} steps that are done; restore it, or choose "
+                f"another output directory"
+            )
         with self._path.open("r+b") as file:
-            file.truncate(sum(length for _, length in _rows(self._path, last_step=step)))
+            file.truncate(sum(lengths))
         self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, row: Mapping[str, Any]) -> None:
         if self._file is None:
             raise ValueError("JsonlTracker.log before start")
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise MarinTrainError(
+                f"{self._path} cannot be written: {error.strerror or error}; make room, and the same call goes on from "
+                f"the last checkpoint"
+            ) from error
+
+    def sync(self) -> None:
+        """Waits until the rows are on the disk, where no loss of power undoes them."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self.close()
@@ -55,7 +81,8 @@ class JsonlTracker:
     def close(self) -> None:
         """Closes the file; also right after a run that did not finish."""
         if self._file is not None:
-            self._file.close()
+            with suppress(OSError):  # of a row that could not be written, which `log` has said
+                self._file.close()
             self._file = None
 
 

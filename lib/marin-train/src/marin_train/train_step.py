@@ -5,6 +5,7 @@ a quotient of global sums, so that the program's result does not depend on the n
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -21,8 +22,6 @@ from marin_train.mesh import check_batch_size, sharding
 from marin_train.optim import make_optimizer, make_schedule
 from marin_train.parameters import init_model, map_parameters
 from marin_train.policy import Policy
-
-__all__ = ["Batch", "TrainState", "TrainStep", "init_state", "make_train_step"]
 
 
 class TrainState(eqx.Module):
@@ -42,42 +41,29 @@ class TrainState(eqx.Module):
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Float[Array, ""]]]]
 
 
-def init_state(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> TrainState:
+def init_state(config: TrainConfig, *, mesh: Mesh) -> TrainState:
     """The state before the first update: drawn from `config.seed`, each leaf placed where the mesh wants it."""
-    family = models.family(config.model)
-    table = family.parameter_table(config.model)
-    optimizer = make_optimizer(config, table)
-
-    def initial() -> TrainState:
-        model = init_model(family.Model, table, seed=config.seed)
-        return TrainState(model=model, opt_state=optimizer.init(model), step=jnp.zeros((), jnp.int32))
-
-    return jax.jit(initial, out_shardings=state_shardings(config, mesh=mesh))()
+    return jax.jit(partial(_draw_state, config), out_shardings=_shardings(state_template(config, mesh=mesh)))()
 
 
-def state_shardings(config: TrainConfig, *, mesh: Mesh) -> TrainState:
-    """Where each leaf of the state lies: an optimizer's moments beside their parameter, its counters everywhere."""
-    family = models.family(config.model)
-    table = family.parameter_table(config.model)
+def state_template(config: TrainConfig, *, mesh: Mesh) -> TrainState:
+    """The state's shapes, types and places; nothing is allocated.
 
-    def shapes() -> tuple[Any, optax.OptState]:
-        model = init_model(family.Model, table, seed=config.seed)
-        return model, make_optimizer(config, table).init(model)
-
-    model, opt_state = jax.eval_shape(shapes)
-    by_parameter = map_parameters(lambda parameter: sharding(mesh, parameter.dims), table, model)
+    An optimizer's moments lie beside their parameter, its counters everywhere.
+    """
+    table = models.family(config.model).parameter_table(config.model)
+    state = jax.eval_shape(partial(_draw_state, config))
+    by_parameter = map_parameters(lambda parameter: sharding(mesh, parameter.dims), table, state.model)
     everywhere: Any = sharding(mesh, ())
-    return TrainState(
-        model=by_parameter,
-        opt_state=optax.tree.map_params(
-            make_optimizer(config, table).init,
-            lambda _, placed: placed,
-            opt_state,
-            by_parameter,
-            transform_non_params=lambda _: everywhere,
-        ),
-        step=everywhere,
+    opt_state = optax.tree.map_params(
+        make_optimizer(config, table).init,
+        lambda _, placed: placed,
+        state.opt_state,
+        by_parameter,
+        transform_non_params=lambda _: everywhere,
     )
+    places = TrainState(model=by_parameter, opt_state=opt_state, step=everywhere)
+    return jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places)
 
 
 def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> TrainStep:
@@ -107,6 +93,18 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> Train
         model = optax.apply_updates(state.model, updates)
         return TrainState(model=model, opt_state=opt_state, step=state.step + 1), metrics
 
-    state, batch = state_shardings(config, mesh=mesh), sharding(mesh, ("batch", "seq"))
+    state, batch = _shardings(state_template(config, mesh=mesh)), sharding(mesh, ("batch", "seq"))
     everywhere = sharding(mesh, ())
     return jax.jit(train_step, donate_argnums=0, in_shardings=(state, batch), out_shardings=(state, everywhere))
+
+
+def _draw_state(config: TrainConfig) -> TrainState:
+    family = models.family(config.model)
+    table = family.parameter_table(config.model)
+    model = init_model(family.Model, table, seed=config.seed)
+    opt_state = make_optimizer(config, table).init(model)
+    return TrainState(model=model, opt_state=opt_state, step=jnp.zeros((), jnp.int32))
+
+
+def _shardings(template: TrainState) -> TrainState:
+    return jax.tree.map(lambda leaf: leaf.sharding, template)

@@ -1,29 +1,21 @@
 """The forward pass against an independent one in float64 numpy, written from the paper's formulas."""
 
 import dataclasses
+from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from marin_train import models
+from marin_train.blocks import no_past
 from marin_train.configs import ModelConfig
 from marin_train.errors import ConfigError
-from marin_train.parameters import init_model
 from marin_train.policy import Policy
 
 SHAPE = ModelConfig(
     vocab_size=19, hidden_dim=12, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6, mlp_dim=20, max_seq_len=16
 )
-
-
-def new_model(config, seed=0):
-    family = models.family(config)
-    model = init_model(family.Model, family.parameter_table(config), seed=seed)
-    # Gains away from 1, so that a forgotten one shows.
-    key = jax.random.key(5)
-    return jax.tree.map(lambda x: x + 0.1 * jax.random.normal(key, x.shape), model)
 
 
 def norm(x, gain, eps):
@@ -78,33 +70,38 @@ def numpy_forward(model, tokens, config, positions=None, segments=None):
     ],
     ids=lambda policy: policy.name,
 )
-def test_forward_equals_the_formulas(policy):
-    model = new_model(SHAPE)
+def test_forward_equals_the_formulas(policy, draw_model):
+    model = draw_model(SHAPE)
     tokens = np.random.default_rng(0).integers(0, SHAPE.vocab_size, size=(2, 9))
     hidden = jax.jit(lambda m, t: models.family(SHAPE).forward(m, t, config=SHAPE, policy=policy))(model, tokens)
     np.testing.assert_allclose(hidden, numpy_forward(model, tokens, SHAPE), atol=1e-5)
 
 
-def test_positions_and_segments_reach_every_layer():
-    model = new_model(SHAPE)
+def test_decoding_token_by_token_equals_the_formulas(draw_model):
+    model, family = draw_model(SHAPE), models.family(SHAPE)
+    tokens = np.random.default_rng(0).integers(0, SHAPE.vocab_size, size=(2, 9))
+    decode = jax.jit(lambda m, t, past, at: family.decode(m, t, past, at=at, config=SHAPE, policy=Policy()))
+    past, hidden = no_past(SHAPE, batch=2, seq_len=12), []
+    for at in range(9):
+        state, past = decode(model, tokens[:, at], past, np.int32(at))
+        hidden.append(state)
+    np.testing.assert_allclose(np.stack(hidden, axis=1), numpy_forward(model, tokens, SHAPE), atol=1e-5)
+
+
+def test_positions_and_segments_reach_every_layer(draw_model):
+    model = draw_model(SHAPE)
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, SHAPE.vocab_size, size=(2, 9))
     positions = np.array([[0, 1, 2, 3, 0, 1, 2, 0, 1], [5, 6, 7, 8, 9, 10, 11, 0, 1]])
     segments = np.array([[0, 0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 0, 1, 1]])
-    hidden = models.family(SHAPE).forward(
-        model,
-        jnp.asarray(tokens),
-        config=SHAPE,
-        policy=Policy(),
-        positions=jnp.asarray(positions),
-        segment_ids=jnp.asarray(segments),
-    )
+    forward = jax.jit(partial(models.family(SHAPE).forward, config=SHAPE, policy=Policy(scan=True)))
+    hidden = forward(model, tokens, positions=positions, segment_ids=segments)
     np.testing.assert_allclose(hidden, numpy_forward(model, tokens, SHAPE, positions, segments), atol=1e-5)
 
 
-def test_a_tied_head_is_the_embeddings_transpose():
+def test_a_tied_head_is_the_embeddings_transpose(draw_model):
     config = dataclasses.replace(SHAPE, tie_embeddings=True)
-    model = new_model(config)
+    model = draw_model(config)
     assert model.output is None
     np.testing.assert_array_equal(models.family(config).head(model), model.embed.T)
 

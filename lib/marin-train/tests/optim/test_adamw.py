@@ -1,7 +1,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from marin_train import models
 from marin_train.configs import Component, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from marin_train.optim import adamw, make_optimizer
-from marin_train.parameters import init_model
 
 SHAPE = ModelConfig(
     vocab_size=9, hidden_dim=4, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=4, mlp_dim=6, max_seq_len=8
@@ -25,15 +23,15 @@ RUN = TrainConfig(
 )
 
 
-def new_model():
-    return init_model(models.family(SHAPE).Model, TABLE, seed=0)
+@pytest.fixture
+def model(draw_model):
+    return draw_model(SHAPE)
 
 
-def test_only_matrices_decay():
-    model = new_model()
+def test_only_matrices_decay(model):
     optimizer = adamw(lambda _: 0.5, TABLE, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.2)
-    zeros = jax.tree.map(jnp.zeros_like, model)
-    updates, _ = optimizer.update(zeros, optimizer.init(model), model)
+    zeros = jax.tree.map(np.zeros_like, model)
+    updates, _ = jax.jit(optimizer.update)(zeros, optimizer.init(model), model)
     decayed = {
         jax.tree_util.keystr(path, simple=True, separator=".")
         for path, leaf in jax.tree_util.tree_flatten_with_path(updates)[0]
@@ -44,28 +42,26 @@ def test_only_matrices_decay():
     np.testing.assert_allclose(updates.output, -0.5 * 0.2 * model.output, rtol=1e-6)
 
 
-def test_an_update_is_adams_with_bias_correction():
-    model = new_model()
+def test_an_update_is_adams_with_bias_correction(model):
     optimizer = adamw(lambda _: 0.1, TABLE, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.0)
-    state, mean, square = optimizer.init(model), 0.0, 0.0
+    update, state, mean, square = jax.jit(optimizer.update), optimizer.init(model), 0.0, 0.0
     for step in range(1, 4):
         gradient = float(step)
-        updates, state = optimizer.update(jax.tree.map(lambda x: jnp.full_like(x, gradient), model), state, model)  # noqa: B023
+        updates, state = update(jax.tree.map(lambda x: np.full_like(x, gradient), model), state, model)  # noqa: B023
         mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
         expected = -0.1 * (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.99**step)) + 1e-3)
         np.testing.assert_allclose(updates.embed, expected, rtol=1e-5)
 
 
-def test_the_clip_is_to_the_norm_over_all_leaves_together():
-    model, clip_norm = new_model(), RUN.optimizer.clip_norm
-    gradients = jax.tree.map(jnp.ones_like, model)
+def test_the_clip_is_to_the_norm_over_all_leaves_together(model):
+    clip_norm, gradients = RUN.optimizer.clip_norm, jax.tree.map(np.ones_like, model)
     norm = np.sqrt(TABLE.size)
     assert float(optax.tree.norm(gradients)) == pytest.approx(norm)
     optimizer = make_optimizer(RUN, TABLE)
-    _, state = optimizer.update(gradients, optimizer.init(model), model)
+    _, state = jax.jit(optimizer.update)(gradients, optimizer.init(model), model)
     for leaf in jax.tree.leaves(optax.tree.get(state, "mu")):
         np.testing.assert_allclose(leaf, 0.1 * clip_norm / norm, rtol=1e-5)
     wide = make_optimizer(dataclasses.replace(RUN, optimizer=dataclasses.replace(RUN.optimizer, clip_norm=1e9)), TABLE)
-    _, state = wide.update(gradients, wide.init(model), model)
+    _, state = jax.jit(wide.update)(gradients, wide.init(model), model)
     for leaf in jax.tree.leaves(optax.tree.get(state, "mu")):
         np.testing.assert_allclose(leaf, 0.1, rtol=1e-5)

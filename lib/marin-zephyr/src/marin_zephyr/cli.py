@@ -21,6 +21,7 @@ import logging
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -289,6 +290,7 @@ def _load(script: str) -> tuple[Dataset, str]:
     path = Path(file)
     if not path.is_file():
         raise UsageError(f"{file}: no such file; give a Python file, such as clean.py or clean.py:dataset")
+    _check_python(path)
     sys.path.insert(0, str(path.parent.absolute()))
     try:
         value = runpy.run_path(str(path), run_name="__zephyr__").get(name or "dataset")
@@ -303,6 +305,19 @@ def _load(script: str) -> tuple[Dataset, str]:
     if not isinstance(value, Dataset):
         raise UsageError(f"{file}: {name or 'dataset'!r} is no Dataset and no function that returns one")
     return value, path.stem
+
+
+def _check_python(path: Path) -> None:
+    try:
+        with warnings.catch_warnings(action="ignore"):  # running it will warn
+            compile(path.read_bytes(), str(path), "exec")
+    except SyntaxError as e:
+        place = "" if e.lineno is None else f", line {e.lineno}"
+        raise UsageError(f"{path}{place}: not Python: {e.msg}") from e
+    except (ValueError, RecursionError, MemoryError) as e:
+        raise UsageError(f"{path}: not Python: {e or type(e).__name__}") from e
+    except OSError as e:
+        raise UsageError(f"{path}: cannot be read: {e.strerror or e}") from e
 
 
 def _progress() -> Progress:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import SchemaError, ZephyrError
 from marin_zephyr.formats import reader
-from marin_zephyr.formats.files import InputFile, list_files
+from marin_zephyr.formats.files import InputFile, encodable, list_files
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.frames import unify
 from marin_zephyr.nodes import FileSource, Inputs, ReadOptions
@@ -52,7 +52,9 @@ class _NotingDesk(Desk):
         super().__init__("skip", Path("/dev/null"))
         self.findings: list[Finding] = []
 
-    def record(self, file: InputFile, *, line: int | None, offset: int | None, reason: str, raw: bytes) -> None:
+    def record(
+        self, file: InputFile, *, line: int | None, offset: int | None, reason: str, raw: bytes, rows: int = 1
+    ) -> None:
         self.num_records += 1
         if len(self.findings) < _MAX_FINDINGS:
             self.findings.append(Finding(line=line, offset=offset, reason=reason))
@@ -88,10 +90,11 @@ def _examine(file: InputFile) -> Diagnosis:
                 schemas.append(schema)
         schemas = [unify(schemas, what=file.url)]
     except ZephyrError as e:
-        desk.record(file, line=None, offset=None, reason=str(e).removeprefix(f"{file.url}, "), raw=b"")
+        reason = str(e).removeprefix(f"{file.url}, ").replace(file.url, encodable(file.url))
+        desk.record(file, line=None, offset=None, reason=reason, raw=b"")
         schemas = schemas[:1] if isinstance(e, SchemaError) else []
     return Diagnosis(
-        file=file.url,
+        file=encodable(file.url),
         format=file.format,
         compression=file.compression,
         rows=rows,

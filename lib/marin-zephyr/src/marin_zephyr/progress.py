@@ -32,8 +32,8 @@ class Progress(Protocol):
         """
         ...
 
-    def advance(self, *, items: int) -> None:
-        """One more step is done; it was of so many items."""
+    def advance(self, *, items: int, rejected: int = 0) -> None:
+        """One more step is done; it was of so many items, of which some were refused."""
         ...
 
     def finish(self) -> None:
@@ -47,13 +47,14 @@ class _Counts:
     def start(self, name: str, *, steps: str, items: str, total: int | None, done: int = 0) -> None:
         """Starts from nothing."""
         self._name, self._steps, self._items_name = name, steps, items
-        self._total, self._done, self._items = total, done, 0
+        self._total, self._done, self._items, self._rejected = total, done, 0, 0
         self._began = self._shown = time.monotonic()
 
-    def _count(self, items: int, *, every: float) -> bool:
+    def _count(self, items: int, *, rejected: int, every: float) -> bool:
         """Counts a step; whether it is time to show the counts again."""
         self._done += 1
         self._items += items
+        self._rejected += rejected
         now = time.monotonic()
         is_due = now - self._shown >= every
         if is_due:
@@ -62,15 +63,16 @@ class _Counts:
 
     def _speed(self) -> str:
         rate = self._items / max(1e-3, time.monotonic() - self._began)
-        return f"{self._items:,} {self._items_name}, {rate:,.0f} {self._items_name}/s"
+        refused = f"{self._rejected:,} rejected, " if self._rejected else ""
+        return f"{self._items:,} {self._items_name}, {refused}{rate:,.0f} {self._items_name}/s"
 
 
 class LogProgress(_Counts):
-    """``normalize: 7/14 shards, 21,000 rows, 9,800 rows/s`` every two seconds, and once at the end."""
+    """``normalize: 7/14 shards, 21,000 rows, 3 rejected, 9,800 rows/s`` every two seconds, and at the end."""
 
-    def advance(self, *, items: int) -> None:
+    def advance(self, *, items: int, rejected: int = 0) -> None:
         """Speaks if two seconds have gone since it last did."""
-        if self._count(items, every=_LOG_SECONDS):
+        if self._count(items, rejected=rejected, every=_LOG_SECONDS):
             self._speak()
 
     def finish(self) -> None:
@@ -105,9 +107,9 @@ class BarProgress(_Counts):
         self._bar.start()
         self._task = self._bar.add_task(f"{name}, {steps}", total=total, completed=done, speed="")
 
-    def advance(self, *, items: int) -> None:
+    def advance(self, *, items: int, rejected: int = 0) -> None:
         """One step further; drawn ten times a second at most."""
-        if self._count(items, every=_BAR_SECONDS):
+        if self._count(items, rejected=rejected, every=_BAR_SECONDS):
             self._draw()
 
     def finish(self) -> None:

@@ -205,7 +205,7 @@ class Session:
             try:
                 for record in self._running_backend().run(stage.spec, todo) if todo else ():
                     records[record.index] = record
-                    self._progress.advance(items=record.rows_in)
+                    self._progress.advance(items=record.rows_in, rejected=record.rejects)
             finally:
                 self._progress.finish()
             ordered = settle(stage, [records[i] for i in range(len(stage.inputs))])

@@ -1,6 +1,9 @@
 """Which files are read, in which order, in which shards."""
 
+import errno
+import json
 import os
+import sys
 
 import pytest
 
@@ -110,3 +113,55 @@ def test_a_changed_file_has_another_version(tmp_path):
 def test_a_wrong_option_is_refused_by_name(options):
     with pytest.raises(UsageError, match=next(iter(options))):
         Dataset.from_files("x", **options)
+
+
+@pytest.fixture
+def locked(tmp_path, monkeypatch):
+    """A directory among others that cannot be listed, whoever asks."""
+    put(tmp_path / "raw" / "open" / "a.txt")
+    put(tmp_path / "raw" / "locked" / "b.txt")
+    scandir = os.scandir
+
+    def refusing(path="."):
+        if os.fspath(path).rstrip("/").endswith("/locked"):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    return tmp_path / "raw"
+
+
+@pytest.mark.parametrize("pattern", ["", "/**/*.txt", "/*/*.txt", "/**", "/lock*/*"])
+def test_a_directory_that_cannot_be_listed_is_named_and_not_passed_over(locked, pattern):
+    with pytest.raises(InputError, match=r"/locked/?: cannot be listed or read \(Permission denied\)"):
+        listed(f"{locked}{pattern}")
+
+
+def test_a_directory_that_is_no_input_need_not_be_readable(locked):
+    assert [f.name for f in listed(f"{locked}/open/*.txt")] == ["a.txt"]
+    (locked / "locked").rename(locked / ".locked")
+    assert [f.name for f in listed(locked)] == ["open/a.txt"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are any bytes on Linux alone")
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_a_name_that_is_not_utf8_is_escaped_in_what_is_written(tmp_path, format, capsys):
+    from marin_zephyr import Session
+    from marin_zephyr.cli import main
+
+    put(tmp_path / "raw" / "a.jsonl", b'{"t":"x"}\n')
+    if format == "parquet":
+        with Session(backend="inline") as session:
+            (made,) = session.run(Dataset.from_files(tmp_path / "raw").write_parquet(tmp_path / "made")).files
+        (tmp_path / "raw" / "a.jsonl").write_bytes(made.read_bytes())
+    else:
+        (tmp_path / "raw" / "a.jsonl").write_bytes(b'{"t":"x"}\nbad\n')
+    os.rename(tmp_path / "raw" / "a.jsonl", os.fsencode(tmp_path / "raw") + b"/\xff\xfe." + format.encode())  # noqa: PTH104
+    dataset = Dataset.from_files(tmp_path / "raw", with_source=True, on_error="quarantine")
+    with Session(workers=1) as session:
+        report = session.run(dataset.write_jsonl(tmp_path / "out"))
+    rows = [json.loads(line) for path in [*report.files, *report.rejects] for line in path.open(encoding="utf-8")]
+    name = f"\\xff\\xfe.{format}"
+    assert [row.get("source", row.get("file")) for row in rows] == [name] * (1 if format == "parquet" else 2)
+    assert main(["doctor", str(tmp_path / "raw"), "--json"]) == (0 if format == "parquet" else 1)
+    assert json.loads(capsys.readouterr().out)[0]["file"] == f"{tmp_path}/raw/{name}"

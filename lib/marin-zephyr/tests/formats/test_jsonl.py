@@ -82,7 +82,10 @@ DIRTY = {
     "lone surrogate": (b'{"t":"\\ud800"}', "lone surrogate"),
     "raw NUL": (b'{"t":"a\x00b"}', "not JSON"),
     "huge integer": (b'{"n":123456789012345678901234567890}', "beyond 64 bits"),
-    "deep": (b'{"t":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+    "deep": (b'{"t":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested more than 256 deep: 100,001 levels"),
+    "deep in a new column": (b'{"u":' + b"[" * 20_000, "nested more than 256 deep: 20,001 levels"),
+    "deep and nothing else": (b"[" * 20_000, "nested more than 256 deep: 20,000 levels"),
+    "too deep for a column": (b'{"t":' + b"[" * 48 + b"]" * 48 + b"}", "a value nested more than 48 deep"),
 }
 
 
@@ -166,7 +169,7 @@ def test_columns_that_are_not_asked_for_may_hold_anything(path, late):
 @pytest.mark.parametrize("columns", [None, ("t",)])
 def test_whether_a_line_is_a_record_does_not_depend_on_the_columns(path, columns):
     good = b'{"t":"a","x":1}\n'
-    bad = [b'{"t":"b","x":123456789012345678901234567890}', b'{"t":"b","x":1,"x":2}', b'{"t":"b","x":"\\ud800"}']
+    bad = [b'{"t":"b","x":' + b"[" * 20_000, b'{"t":"b","x":1,"x":2}', b'{"t":"b","x":"\\ud800"}']
     for line in bad:
         rows, refused = read(path, good + line + b"\n" + good, "quarantine", columns=columns)
         assert ([row["t"] for row in rows], [entry["line"] for entry in refused]) == (["a", "a"], [2])
@@ -211,3 +214,62 @@ def test_batches_are_bounded(path):
     frames = list(jsonl.read(write(path, b'{"n":1}\n' * 200_000), ReadOptions(), desk))
     assert pl.concat(frames).height == 200_000
     assert max(frame.height for frame in frames) <= 65_536
+
+
+DEEP = b"[" * 60 + b"]" * 60
+UNKEEPABLE = [b"123456789012345678901234567890", b"9" * 5000, b'{"y":[-9223372036854775809]}', DEEP]
+
+
+@pytest.mark.parametrize("value", UNKEEPABLE, ids=["huge", "thousands of digits", "inside", "deep"])
+@pytest.mark.parametrize("first", [0, 30], ids=["at the start", "after the sample"])
+def test_a_value_that_cannot_be_kept_costs_the_line_only_where_it_is_asked_for(path, value, first):
+    good = b'{"t":"a","x":1}\n'
+    data = good * first + b'{"t":"b","x":' + value + b"}\n" + good
+    rows, refused = read(path, data, "quarantine", columns=("t",))
+    assert ([row["t"] for row in rows], refused) == (["a"] * first + ["b", "a"], [])
+    rows, refused = read(path, data, "quarantine")
+    assert ([row["t"] for row in rows], [entry["line"] for entry in refused]) == (["a"] * (first + 1), [first + 1])
+
+
+def test_an_object_of_an_array_that_cannot_be_kept_is_refused_alone(tmp_path):
+    data = b'[{"t":"a","x":1}, {"t":"b","x":123456789012345678901234567890}]'
+    rows, refused = read(tmp_path / "a.json", data, "quarantine")
+    assert rows == [{"t": "a", "x": 1}]
+    assert [entry["reason"] for entry in refused] == [
+        "object 2: an integer beyond 64 bits: 123456789012345678901234567890"
+    ]
+    assert len(read(tmp_path / "a.json", data, columns=("t",))[0]) == 2
+
+
+def test_a_document_nested_too_deep_is_one_reject(tmp_path):
+    rows, refused = read(tmp_path / "a.json", b"[\n" * 20_000, "quarantine")
+    assert rows == []
+    assert [entry["reason"] for entry in refused] == ["nested more than 256 deep: 20,000 levels"]
+
+
+def test_the_deepest_value_that_is_kept_can_be_written_and_read_again(path, tmp_path):
+    from marin_zephyr import Dataset, Session
+
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        path.write_bytes(b'{"x":' + opening * 47 + b"1" + closing * 47 + b"}\n")
+        with Session(backend="inline") as session:
+            session.run(Dataset.from_files(path).write_parquet(tmp_path / "out"))
+            assert len(list(session.rows(Dataset.from_files(tmp_path / "out")))) == 1
+
+
+BRACKETS = st.lists(st.sampled_from([b"[", b"]", b"{", b"}", b'"', b"\\\\", b'\\"', b"a", b'{"k":']), max_size=400)
+
+
+@given(value=st.recursive(st.text(alphabet='[]{}"\\', max_size=300), lambda inner: st.lists(inner, max_size=3)))
+def test_brackets_in_strings_are_not_nesting(value):
+    def depth(value):
+        return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+    padded = [value, *([[]] * 50)]
+    assert jsonl._depth(json.dumps(padded).encode()) == depth(padded)
+
+
+@given(pieces=BRACKETS)
+def test_measuring_takes_any_bytes(pieces):
+    data = b"".join(pieces)
+    assert 0 <= jsonl._depth(data) <= data.count(b"[") + data.count(b"{")

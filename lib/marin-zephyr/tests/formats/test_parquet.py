@@ -1,5 +1,7 @@
 """Parquet: no row is lost to the columns that are asked for, and a file of the wrong type is refused as a whole."""
 
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -38,3 +40,26 @@ def test_a_column_that_should_hold_strings_and_does_not_is_one_bad_record(file):
     assert rows_of(Dataset.from_files(file, string_columns=["n"], on_error="skip")) == []
     rows = rows_of(Dataset.from_files(file, string_columns=["t", "d"]))
     assert [(row["t"], row["d"]) for row in rows] == [("a", "x"), (None, "y"), ("a", "x")]
+
+
+def test_rows_that_are_lost_with_a_file_are_counted(file, tmp_path):
+    dataset = Dataset.from_files(file, string_columns=["n"], on_error="quarantine")
+    with Session(backend="inline") as session:
+        report = session.run(dataset.write_jsonl(tmp_path / "out"))
+    assert (report.counters["rows_in"], report.counters["rejected"]) == (3, 3)
+    (entry,) = [json.loads(line) for line in report.rejects[0].open()]
+    assert entry["rows"] == 3
+
+
+def test_a_damaged_part_of_a_dataset_is_to_be_made_again(tmp_path):
+    numbers = Dataset.from_rows([{"n": i, "t": str(i) * 9} for i in range(500)])
+    with Session(backend="inline") as session:
+        (part,) = session.run(numbers.write_parquet(tmp_path / "out")).files
+    data = bytearray(part.read_bytes())
+    data[4:1000] = b"\xff" * 996
+    part.write_bytes(data)
+    with pytest.raises(
+        BadRecordError, match=rf"part-00000\.parquet: .*: delete {tmp_path}/out and make it again"
+    ) as raised:
+        rows_of(Dataset.from_files(tmp_path / "out"))
+    assert "on_error" not in str(raised.value)

@@ -72,3 +72,36 @@ def test_plain_bytes_pass(tmp_path):
 def test_a_missing_file_is_an_error_that_names_it(tmp_path):
     with pytest.raises(InputError, match="gone"):
         list(blocks(str(tmp_path / "gone"), None))
+
+
+def drain(path, kind):
+    """What comes out of a file before the error, and the error."""
+    got = b""
+    try:
+        for piece in blocks(str(path), kind):
+            got += piece
+    except InputError as e:
+        return got, e
+    return got, None
+
+
+@pytest.mark.parametrize("kind", COMPRESS)
+def test_all_that_a_cut_file_still_holds_is_read(tmp_path, kind):
+    path = tmp_path / f"a.{kind}"
+    path.write_bytes(COMPRESS[kind](TEXT)[:-1])
+    got, error = drain(path, kind)
+    assert isinstance(error, TruncatedFileError)
+    assert TEXT.startswith(got)
+    assert f"ends after {len(got):,} uncompressed bytes" in str(error)
+    if kind != "bz2":  # its blocks of 900 kB come whole or not at all
+        assert len(got) > len(TEXT) // 2
+
+
+def test_what_lies_before_damage_is_read(tmp_path):
+    member = gzip.compress(TEXT)
+    data = bytearray(member * 20)
+    data[15 * len(member) + 10] = 0xFF  # a block of a type that there is not
+    (tmp_path / "a.gz").write_bytes(data)
+    got, error = drain(tmp_path / "a.gz", "gz")
+    assert got == TEXT * 15
+    assert f"gz data is damaged: it shows after {len(got):,} uncompressed bytes" in str(error)

@@ -1,5 +1,6 @@
 """Corpus directories: what is refused, by which name, and how batches are sliced."""
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.errors import InputError
-from marin_zephyr.text import exact_dedup
+from marin_zephyr.text import exact_dedup, fuzzy_dedup, normalize, split
 from marin_zephyr.text.corpus import Size, open_corpus, slices
 
 
@@ -59,3 +60,17 @@ def test_slices_partition_the_rows_within_the_limit(lengths: list[int], limit: i
     for part in parts:
         held = part["num_bytes"].to_pylist()
         assert sum(held) <= limit or sum(n > 0 for n in held) == 1
+
+
+@pytest.mark.parametrize("step", [exact_dedup, fuzzy_dedup, split])
+def test_a_damaged_shard_is_named_and_the_corpus_is_to_be_made_again(tmp_path: Path, step) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": f"text {i} " * 30}) + "\n" for i in range(100)))
+    normalize(tmp_path / "a.jsonl", tmp_path / "corpus", workers=1)
+    shard = tmp_path / "corpus" / "part-00000.parquet"
+    data = bytearray(shard.read_bytes())
+    footer = 8 + int.from_bytes(data[-8:-4], "little")
+    data[4:-footer] = b"\xff" * (len(data) - 4 - footer)
+    shard.write_bytes(data)
+    with pytest.raises(InputError, match=r"corpus/part-00000\.parquet.*delete .*/corpus and make") as raised:
+        step(tmp_path / "corpus", tmp_path / "out", workers=1)
+    assert "on_error" not in str(raised.value)

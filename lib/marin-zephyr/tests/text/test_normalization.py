@@ -1,10 +1,16 @@
 """Raw files to a corpus: faithful text, stable ids, and every refused document kept with its reason."""
 
+import gzip
+import hashlib
 import json
+import re
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
+import zstandard
 
 from marin_zephyr.errors import BadRecordError, InputError, UsageError
 from marin_zephyr.text import normalize
@@ -121,3 +127,56 @@ def test_ids_and_order_do_not_depend_on_workers_shards_or_the_order_of_inputs(
     assert len(digests(tmp_path / "one")) > 1
     assert len(digests(tmp_path / "few")) == 1
     assert read_rows(tmp_path / "few") == read_rows(tmp_path / "one")
+
+
+def test_refused_documents_are_told_in_one_warning_with_an_example(tmp_path: Path, caplog) -> None:
+    lines = b"".join(b'{"text": "%d"}\n' % i for i in range(300))
+    raw = write_tree(tmp_path / "raw", {"a.jsonl": lines + b'{"text": 1}\n\xff\n{"text": 2}\n'})
+    report = normalize(raw, tmp_path / "out", workers=1)
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line == (
+        "normalize: 3 of 303 documents rejected, for example a.jsonl: 'text' is int, not a string "
+        f"(all in {tmp_path}/out/rejects)"
+    )
+    assert report.reasons == {"'text' is int, not a string": 2, "not UTF-8": 1}
+
+
+def test_documents_refused_and_not_kept_are_told_too(tmp_path: Path, caplog) -> None:
+    raw = write_tree(tmp_path / "raw", {"a.jsonl": b'{"text": "one"}\n\xff\n'})
+    assert normalize(raw, tmp_path / "out", on_error="skip", workers=1).reasons == {}
+    assert "normalize: 1 of 2 documents rejected" in caplog.text
+
+
+def test_a_run_that_refuses_nothing_warns_of_nothing(tmp_path: Path, caplog) -> None:
+    normalize(write_tree(tmp_path / "raw", {"a.jsonl": b'{"text": "one"}\n'}), tmp_path / "out", workers=1)
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+@pytest.mark.parametrize("documents", ["row", "file"])
+def test_a_cut_file_is_one_reject_that_says_what_was_read(tmp_path: Path, caplog, kind: str, documents: str) -> None:
+    data = b"".join(b'{"text": "%d %s"}\n' % (i, hashlib.sha256(b"%d" % i).hexdigest().encode()) for i in range(9000))
+    packed = gzip.compress(data) if kind == "gz" else zstandard.ZstdCompressor().compress(data)
+    files = {f"a.jsonl.{kind}": packed[: len(packed) // 2], "b.jsonl": b'{"text": "whole"}\n'}
+    report = normalize(write_tree(tmp_path / "raw", files), tmp_path / "out", documents=documents, workers=1)
+    (entry,) = rejects_of(tmp_path / "out")
+    assert entry["file"] == f"a.jsonl.{kind}"
+    told = re.search(rf"^{kind} file is truncated: it ends after ([\d,]+) uncompressed bytes", entry["reason"])
+    assert told is not None
+    num_bytes = int(told[1].replace(",", ""))
+    assert len(data) // 4 < num_bytes < len(data)
+    assert (report.num_rejected, report.reasons) == (1, {f"{kind} file is truncated": 1})
+    assert f"a.jsonl.{kind}: {kind} file is truncated" in caplog.text
+    if documents == "row":
+        assert report.kept.documents == data[:num_bytes].count(b"\n") + 1
+        assert entry["offset"] + entry["raw_bytes"] == num_bytes
+        assert f"{entry['raw_bytes']:,} bytes of a cut line and all after it are lost" in entry["reason"]
+
+
+def test_a_corpus_of_refused_rows_gives_the_first_reason_and_counts_rows_of_parquet(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    pq.write_table(pa.table({"text": list(range(300))}), tmp_path / "raw" / "a.parquet")
+    with pytest.raises(
+        InputError, match=r"none of the 300 documents .*, for example a\.parquet: column 'text' is int64, not a string"
+    ):
+        normalize(tmp_path / "raw", tmp_path / "out", workers=1)

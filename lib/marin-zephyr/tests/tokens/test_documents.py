@@ -1,5 +1,7 @@
 """Reading documents: a fixed order, rows that can be skipped, and errors that name file and row."""
 
+import os
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -131,3 +133,15 @@ def test_a_bad_line_is_named_with_its_reason(tmp_path: Path, line: bytes, reason
     with pytest.raises(BadRecordError, match=reason) as caught:
         read(tmp_path)
     assert "a.jsonl, line 3" in str(caught.value)
+
+
+def test_a_line_nested_too_deep_is_refused_by_place(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text":"x"}\n' + b"[" * 20_000 + b"\n")
+    with pytest.raises(BadRecordError, match=r"a\.jsonl, line 2: nested too deep"):
+        read(tmp_path / "a.jsonl")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are any bytes on Linux alone")
+def test_a_name_that_is_not_utf8_is_escaped(tmp_path: Path):
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).write_bytes(b'{"text":"x"}\n')
+    assert read(tmp_path) == [Document(0, "x", 1, "\\xff.jsonl")]

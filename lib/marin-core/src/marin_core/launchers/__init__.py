@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from marin_core.errors import UsageError
 from marin_core.steps import Resources
@@ -69,13 +69,13 @@ class Launcher(Protocol):
 
 
 def make_launcher(spec: "str | Launcher") -> "Launcher":
-    """A launcher from ``inline``, ``process`` or ``module:factory``; a launcher is passed through.
+    """A launcher from ``inline``, ``process`` or ``module:factory``; what has a launcher's methods is passed through.
 
     Raises:
         UsageError: there is no such launcher.
     """
     if not isinstance(spec, str):
-        return spec
+        return _checked(spec, "launcher")
     if spec == "inline":
         from marin_core.launchers.inline import InlineLauncher
 
@@ -88,6 +88,14 @@ def make_launcher(spec: "str | Launcher") -> "Launcher":
     if not factory:
         raise UsageError(f"--launcher {spec}: give inline, process or module:factory")
     try:
-        return getattr(importlib.import_module(module), factory)()
-    except (ImportError, AttributeError) as e:
+        made = getattr(importlib.import_module(module), factory)()
+    except (ImportError, AttributeError, TypeError, ValueError) as e:
         raise UsageError(f"--launcher {spec}: {e}") from e
+    return _checked(made, f"--launcher {spec}")
+
+
+def _checked(made: Any, what: str) -> Launcher:
+    if isinstance(made, Launcher):
+        return made
+    missing = ", ".join(f"{m}()" for m in ("launch", "poll", "cancel", "adopt") if not hasattr(made, m))
+    raise UsageError(f"{what}: {made!r} is no launcher, it has no {missing}; name a factory of one")

@@ -67,7 +67,7 @@ def execute(request_path: str, *, handle_interrupts: bool = True) -> int:
         function = _function(request)
         value = function(**pickle.loads(request["arguments"]))  # noqa: S301  written by the driver
         result = {"ok": True, "value": plain(value, where=f"{request['name']} returned")}
-        text = json.dumps(result)
+        text = json.dumps(result, allow_nan=False)
     except KeyboardInterrupt:
         if not handle_interrupts:
             raise
@@ -77,7 +77,7 @@ def execute(request_path: str, *, handle_interrupts: bool = True) -> int:
     except BaseException as e:
         if isinstance(e, SystemExit) and not handle_interrupts:
             e = RuntimeError(f"the body called sys.exit({e.code!r})").with_traceback(e.__traceback__)
-        text = json.dumps({"ok": False, "failure": _failure(e)})
+        text = json.dumps({"ok": False, "failure": _failure(e)}, allow_nan=False)
     _write(request["result"], text)
     return 0 if text.startswith('{"ok": true') else 1
 
@@ -97,11 +97,9 @@ def _failure(e: BaseException) -> dict[str, Any]:
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     text = "".join(line for line in lines if not line.lstrip().startswith(f'File "{here}'))
     code, message = getattr(e, "exit_code", None), str(e)
-    if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
-        code, message = (
-            2,
-            f"no space left on the device for {e.filename or 'its output'}; free some, or choose another prefix",
-        )
+    if _is_full(e):
+        place = getattr(e, "filename", None) or "its output"
+        code, message = 2, f"no space left on the device for {place}; free some, or choose another prefix"
     return {
         "type": type(e).__name__,
         "message": message,
@@ -110,15 +108,24 @@ def _failure(e: BaseException) -> dict[str, Any]:
     }
 
 
+def _is_full(e: BaseException) -> bool:
+    """Whether a disk is full: libraries that write by other means than Python's raise errors of their own for it."""
+    full, said = (errno.ENOSPC, errno.EDQUOT), str(e).lower()
+    return (isinstance(e, OSError) and e.errno in full) or any(os.strerror(n).lower() in said for n in full)
+
+
 def plain(value: Any, *, where: str) -> Any:
-    """A body's value as JSON: dataclasses become objects, tuples lists, paths text, array scalars numbers.
+    """A body's value as strict JSON: dataclasses become objects, tuples lists, paths text, array scalars numbers, and
+    floats that are not finite their names.
 
     Raises:
         TypeError: a part has no JSON form; names the path to it.
     """
     import dataclasses
 
-    if value is None or isinstance(value, bool | str) or type(value) in (int, float):
+    from marin_core.records import finite
+
+    if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
     if isinstance(value, dict):
         for k in value:
@@ -136,7 +143,7 @@ def plain(value: Any, *, where: str) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return plain(value.item(), where=where)
     if isinstance(value, float):
-        return float(value)
+        return finite(float(value))
     raise TypeError(
         f"{where} a {type(value).__name__}, which has no JSON form; return plain values, write files to Out"
     )

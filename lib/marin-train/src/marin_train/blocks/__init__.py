@@ -1,6 +1,6 @@
 """Parts that model families share: each declares its parameters beside the function that uses them."""
 
-from marin_train.blocks.attention import Attention, attention_parameters
+from marin_train.blocks.attention import Attention, Past, attention_parameters, no_past
 from marin_train.blocks.contraction import contract
 from marin_train.blocks.layers import apply_layers
 from marin_train.blocks.mlp import SwiGLU, swiglu_parameters
@@ -9,11 +9,13 @@ from marin_train.blocks.rope import Rotation, rotary, rotate
 
 __all__ = [
     "Attention",
+    "Past",
     "Rotation",
     "SwiGLU",
     "apply_layers",
     "attention_parameters",
     "contract",
+    "no_past",
     "rms_norm",
     "rotary",
     "rotate",

@@ -1,15 +1,18 @@
 """Causal attention with grouped key and value heads, in bodies of equal results.
 
 ``reference`` is the formula: all scores, masked; ``blocked`` is `marin_train.blocks.blocked_attention`. Scores and
-softmax are float32 in both.
+softmax are float32 in both. `Attention.decode` is the formula for one token behind others, whose keys and values are
+kept from when they were the last.
 
 See: Vaswani et al. 2017 (arXiv 1706.03762); Ainslie et al. 2023, "GQA" (arXiv 2305.13245).
 """
 
+from typing import NamedTuple
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from marin_train.blocks.blocked_attention import MASKED, attend_in_blocks
 from marin_train.blocks.contraction import contract
@@ -19,6 +22,19 @@ from marin_train.parameters import Parameter, matrix
 from marin_train.policy import Backend, Operands
 
 Heads = Float[Array, "batch seq heads dim"]
+
+
+class Past(NamedTuple):
+    """Keys and values of the tokens so far, a place for each that may come; stacked, those of all layers."""
+
+    key: Float[Array, "*layer batch seq kv_heads dim"]
+    value: Float[Array, "*layer batch seq kv_heads dim"]
+
+
+def no_past(config: ModelConfig, *, batch: int, seq_len: int) -> Past:
+    """Room for `seq_len` tokens in every layer."""
+    shape = (config.num_layers, batch, seq_len, config.num_kv_heads, config.head_dim)
+    return Past(jnp.zeros(shape), jnp.zeros(shape))
 
 
 class Attention(eqx.Module):
@@ -40,6 +56,31 @@ class Attention(eqx.Module):
         backend: Backend,
     ) -> Float[Array, "batch seq embed"]:
         """Attend within each segment, or within the whole sequence where there are none."""
+        query, key, value = self._heads(x, config=config, rotation=rotation, operands=operands)
+        mixed = attend(query, key, value=value, segment_ids=segment_ids, operands=operands, backend=backend)
+        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, operands=operands)
+
+    def decode(
+        self,
+        x: Float[Array, "batch 1 embed"],
+        past: Past,
+        *,
+        at: Int[Array, ""],
+        config: ModelConfig,
+        rotation: Rotation,
+        operands: Operands,
+    ) -> tuple[Float[Array, "batch 1 embed"], Past]:
+        """Attend from the token at index `at` to it and to those before it; the past then holds it too."""
+        query, *new = self._heads(x, config=config, rotation=rotation, operands=operands)
+        past = Past(*(jax.lax.dynamic_update_slice_in_dim(a, b, at, axis=1) for a, b in zip(past, new, strict=True)))
+        visible = (jnp.arange(past.key.shape[1]) <= at)[None, None]
+        mixed = _mixed(query, past.key, value=past.value, visible=visible, operands=operands)
+        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, operands=operands), past
+
+    def _heads(
+        self, x: Float[Array, "batch seq embed"], *, config: ModelConfig, rotation: Rotation, operands: Operands
+    ) -> tuple[Heads, Heads, Heads]:
+        """Queries, keys and values, the first two turned."""
 
         def heads(weight: Array, num_heads: int) -> Heads:
             projected = contract("bsd,dn->bsn", x, weight, operands=operands)
@@ -47,9 +88,7 @@ class Attention(eqx.Module):
 
         query = rotate(heads(self.query, config.num_heads), rotation)
         key = rotate(heads(self.key, config.num_kv_heads), rotation)
-        value = heads(self.value, config.num_kv_heads)
-        mixed = attend(query, key, value=value, segment_ids=segment_ids, operands=operands, backend=backend)
-        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, operands=operands)
+        return query, key, heads(self.value, config.num_kv_heads)
 
 
 def attention_parameters(path: str, config: ModelConfig, *, hf_key: str) -> tuple[Parameter, ...]:
@@ -87,10 +126,22 @@ def attend_by_formula(
     operands: Operands,
 ) -> Heads:
     """`attend` with all scores computed and those of the future masked: the truth for every other body."""
-    batch, seq_len, num_heads, head_dim = query.shape
+    seq_len = query.shape[1]
     visible = jnp.tril(jnp.ones((1, seq_len, seq_len), bool))
     if segment_ids is not None:
         visible &= segment_ids[:, :, None] == segment_ids[:, None, :]
+    return _mixed(query, key, value=value, visible=visible, operands=operands)
+
+
+def _mixed(
+    query: Heads,
+    key: Float[Array, "batch keys kv_heads dim"],
+    *,
+    value: Float[Array, "batch keys kv_heads dim"],
+    visible: Bool[Array, "#batch seq keys"],
+    operands: Operands,
+) -> Heads:
+    batch, seq_len, num_heads, head_dim = query.shape
     grouped = (query * head_dim**-0.5).reshape(batch, seq_len, key.shape[2], -1, head_dim)
     scores = contract("bqhgd,bkhd->bhgqk", grouped, key, operands=operands)
     weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, MASKED), axis=-1)

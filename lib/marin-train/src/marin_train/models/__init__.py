@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 from jaxtyping import Array, Float, Int
 
+from marin_train.blocks import Past
 from marin_train.configs import ModelConfig
 from marin_train.errors import ConfigError
 from marin_train.parameters import ParameterTable
@@ -37,6 +38,19 @@ class Family(Protocol):
         segment_ids: Int[Array, "batch seq"] | None = None,
     ) -> Float[Array, "batch seq embed"]:
         """Hidden states after the last norm, ready for the head."""
+        ...
+
+    def decode(
+        self,
+        model: Any,
+        tokens: Int[Array, " batch"],
+        past: Past,
+        *,
+        at: Int[Array, ""],
+        config: ModelConfig,
+        policy: Policy,
+    ) -> tuple[Float[Array, "batch embed"], Past]:
+        """`forward` for one token a sequence, those before it being in the past, which then holds it too."""
         ...
 
     def head(self, model: Any) -> Float[Array, "embed vocab"]:

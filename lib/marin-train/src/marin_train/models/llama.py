@@ -6,11 +6,13 @@ See: Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783).
 from functools import partial
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from marin_train.blocks import (
     Attention,
+    Past,
     Rotation,
     SwiGLU,
     apply_layers,
@@ -97,6 +99,40 @@ def forward(
     layer = partial(_layer, config=config, policy=policy, rotation=rotation, segment_ids=segment_ids)
     x = apply_layers(layer, model.layers, model.embed[tokens], policy=policy)
     return rms_norm(x, model.final_norm, eps=config.norm_eps)
+
+
+def decode(
+    model: Model,
+    tokens: Int[Array, " batch"],
+    past: Past,
+    *,
+    at: Int[Array, ""],
+    config: ModelConfig,
+    policy: Policy,
+) -> tuple[Float[Array, "batch embed"], Past]:
+    """Hidden states of one token a sequence, and the past with it.
+
+    Args:
+        model: the parameters.
+        tokens: the tokens at index `at`.
+        past: what `decode` gave for the tokens before, or `no_past`.
+        at: the index of these tokens in their sequences.
+        config: the model's shape.
+        policy: how operands are rounded; attention is the formula's.
+    """
+    rotation = rotary(at[None, None], head_dim=config.head_dim, theta=config.rope_theta)
+
+    def step(x: Array, layer_and_past: tuple[Layer, Past]) -> tuple[Array, Past]:
+        layer, past = layer_and_past
+        normed = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
+        mixed, past = layer.attention.decode(
+            normed, past, at=at, config=config, rotation=rotation, operands=policy.operands
+        )
+        x = x + mixed
+        return x + layer.mlp(rms_norm(x, layer.mlp_norm, eps=config.norm_eps), operands=policy.operands), past
+
+    x, past = jax.lax.scan(step, model.embed[tokens][:, None], (model.layers, past))
+    return rms_norm(x[:, 0], model.final_norm, eps=config.norm_eps), past
 
 
 def head(model: Model) -> Float[Array, "embed vocab"]:

@@ -1,19 +1,22 @@
 """Which files an input names, in which order, and how they are cut into shards of work.
 
 Invariant: the list and the shards are functions of the files alone (names and sizes), never of the machine, the worker
-count or the order in which a directory answers. Names are sorted; consecutive small files share a shard, so that a
-thousand tiny files are not a thousand tasks; a large file is a shard of its own.
+count or the order in which a directory answers. Nothing is passed over: a directory that cannot be listed is an error.
+Names are sorted; consecutive small files share a shard, so that a thousand tiny files are not a thousand tasks; a large
+file is a shard of its own.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats import infer
@@ -39,6 +42,7 @@ _PARQUET_EXPANSION = 3
 class InputFile:
     """One file to read: where it lies, what it is called in the output, what it is, and what tells it has changed.
 
+    ``name`` is text whatever the bytes of the file's name (see `encodable`); ``url`` is what opens the file.
     ``version`` is the time of its last change or the store's etag; for a part of a dataset that zephyr wrote, the
     digest of the dataset's manifest, which stays the same when the dataset is written again elsewhere.
     """
@@ -71,14 +75,16 @@ def list_files(source: FileSource) -> tuple[InputFile, ...]:
     """
     found: dict[str, tuple[int, str, str]] = {}
     for pattern in source.inputs:
-        root = source.root or _root(pattern)
-        matches = _remote(pattern) if "://" in pattern else _local(pattern)
+        with listing(pattern):
+            root = source.root or _root(pattern)
+            matches = _remote(pattern) if "://" in pattern else _local(pattern)
         if not matches:
             raise InputError(
                 f"{pattern}: no such file, or nothing matches; check the path (working directory {Path.cwd()})"
             )
         for url, size, version in matches:
-            found.setdefault(url, (size, version, _relative(url, root, alone=len(source.inputs) == 1)))
+            name = encodable(_relative(url, root, alone=len(source.inputs) == 1))
+            found.setdefault(url, (size, version, name))
     check_whole(Path(url) for url in found if "://" not in url)
     files = []
     for url in sorted(found):
@@ -119,16 +125,67 @@ def check_whole(paths: Iterable[Path]) -> None:
             raise InputError(f"{directory}: the run that wrote it did not finish; run it again, it goes on from there")
 
 
+def encodable(name: str) -> str:
+    """A file's name as text that is UTF-8: each byte that is not stands as ``\\xff``, so it can be found."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def matching(pattern: str) -> list[str]:
+    """The files that a glob matches, in no order.
+
+    Raises:
+        InputError: a directory that the pattern leads to cannot be listed; `glob` would pass it over.
+    """
+    parts = pattern.split("/")
+    for i, part in enumerate(parts):
+        if _WILDCARDS & set(part):
+            above = "/".join(parts[: i + 1 if part == "**" else i])
+            for directory in glob.glob(f"{above}/" if i else "./", recursive=True):  # noqa: PTH207  may be absolute
+                with listing(pattern):
+                    os.scandir(directory).close()
+    with listing(pattern):
+        return [p for p in glob.glob(pattern, recursive=True) if Path(p).is_file()]  # noqa: PTH207
+
+
+@contextmanager
+def listing(inputs: str) -> Generator[None]:
+    """Turns the failure to list a directory, or to look at what lies there, into an `InputError` that names it."""
+    try:
+        yield
+    except OSError as e:
+        _refuse(e, inputs)
+
+
+def _refuse(error: OSError, inputs: str = "") -> NoReturn:
+    raise InputError(
+        f"{error.filename or inputs}: cannot be listed or read ({error.strerror or error}), so what lies there would be missing; "
+        "make it readable, or name the inputs without it"
+    ) from error
+
+
 def _local(pattern: str) -> list[tuple[str, int, str]]:
     path = Path(pattern).expanduser()
     if path.is_dir():
-        names = [str(p) for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path).parts)]
+        names = list(_walk(path))
     elif path.is_file():
         names = [str(path)]
-    elif _WILDCARDS & set(pattern):
-        names = [p for p in glob.glob(str(path), recursive=True) if Path(p).is_file()]  # noqa: PTH207  may be absolute
     else:
-        names = []
+        names = matching(str(path)) if _WILDCARDS & set(pattern) else []
+    return _known(names)
+
+
+def _walk(root: Path) -> Iterator[str]:
+    """Files under a directory that are data; links to directories are not followed."""
+    for directory, below, names in os.walk(root, onerror=_refuse):
+        relative = Path(directory).relative_to(root).parts
+        below[:] = [name for name in below if not _hidden((*relative, name, ""))]
+        for name in names:
+            if not _hidden((*relative, name)) and Path(directory, name).is_file():
+                yield str(Path(directory, name))
+
+
+def _known(names: list[str]) -> list[tuple[str, int, str]]:
+    """Each file with its size and version."""
     manifests = {directory: _manifest(directory) for directory in {Path(name).parent for name in names}}
     found = []
     for file in map(Path, names):
@@ -199,4 +256,4 @@ def _named_apart(files: list[InputFile], source: FileSource) -> list[InputFile]:
         return files
     from dataclasses import replace
 
-    return [replace(f, name=f.url) for f in files]
+    return [replace(f, name=encodable(f.url)) for f in files]

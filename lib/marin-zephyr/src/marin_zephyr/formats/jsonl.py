@@ -6,8 +6,12 @@ surrogate into NUL.) What it would guess is taken from it: strings that look lik
 lines themselves, and a block where it guessed all the same, where a large integer would be rounded into a float, or
 which it refuses, is read again line by line. Dirt costs only where it is.
 
-Whether a line is a record does not depend on the columns that are asked for; whether columns agree in type matters only
-for those that are.
+Parsers recurse, and Arrow's falls with the process where the nesting is too deep. So a line with very many brackets is
+measured by a linear scan before any parser sees it. What parsers survive is more than Arrow and parquet can keep: a
+parquet file of deeper columns is written, and cannot be read again.
+
+Whether a line is JSON does not depend on the columns that are asked for; whether a value can be kept (an integer of
+more than 64 bits cannot, nor can deep nesting), and whether columns agree in type, matters only for those that are.
 
 See: RFC 8259 (JSON), https://jsonlines.org.
 """
@@ -17,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,10 +42,21 @@ from marin_zephyr.nodes import ReadOptions
 
 _SAMPLE_LINES = 20
 _EXACT_FLOAT = 2.0**53
+_MAX_DEPTH = 256  # of a line
+_MAX_KEPT_DEPTH = 48  # of a value; Arrow passes 64 levels on, parquet 100 with two for a list
+_NEITHER_QUOTE_NOR_BRACKET = bytes(set(range(256)) - set(b'"[]{}'))
+_LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 
 class _RefusedLineError(ValueError):
     """The line is JSON by Python's lights, and still nothing we can keep."""
+
+
+class _BeyondInt64:
+    """Stands for an integer of more than 64 bits, of which these are the first digits."""
+
+    def __init__(self, digits: str) -> None:
+        self.digits = digits[:40]
 
 
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
@@ -68,7 +84,7 @@ type _Parsed = tuple[pl.DataFrame, np.ndarray, np.ndarray]
 
 def _parse_fast(block: Block, known: pa.Schema | None, options: ReadOptions) -> _Parsed | None:
     """The block as a whole, or None if anything about it is doubtful."""
-    if known is None or not _is_utf8(block.data):
+    if known is None or not _is_utf8(block.data) or _may_be_deep(block.data):
         return None
     try:
         table = pj.read_json(
@@ -94,7 +110,7 @@ def _parse_lines(block: Block, file: InputFile, options: ReadOptions, desk: Desk
         if not line.data.strip():
             continue
         try:
-            rows.append(_taken(_parse_line(line.data), options))
+            rows.append(_taken(_parse_line(line.data), options, doubtful=_is_doubtful(line.data)))
         except (ValueError, RecursionError) as e:
             desk.record(file, line=line.number, offset=line.offset, reason=_reason(e, line), raw=line.data)
             continue
@@ -106,7 +122,35 @@ def _parse_lines(block: Block, file: InputFile, options: ReadOptions, desk: Desk
     return frame, np.array(numbers, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
 
+def _may_be_deep(data: bytes) -> bool:
+    """Whether a line is nested deeper than can be kept. Only lines of many opening brackets are looked at closely."""
+    view = np.frombuffer(data, dtype=np.uint8)
+    ends = np.append(np.flatnonzero(view == ord("\n")), len(view))
+    counts = np.diff(np.searchsorted(np.flatnonzero((view | 0x20) == ord("{")), ends), prepend=0)
+    for i in np.flatnonzero(counts > _MAX_KEPT_DEPTH).tolist():
+        if _depth(data[ends[i - 1] if i else 0 : ends[i]]) > _MAX_KEPT_DEPTH:
+            return True
+    return False
+
+
+def _depth(data: bytes) -> int:
+    """How deep brackets that stand in no string are nested; 0 if there are too few to matter."""
+    if data.count(b"[") + data.count(b"{") <= _MAX_KEPT_DEPTH:
+        return 0
+    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NEITHER_QUOTE_NOR_BRACKET)
+    brackets = np.frombuffer(b"".join(bare.split(b'"')[::2]), dtype=np.uint8)
+    steps = np.where((brackets | 0x20) == ord("{"), 1, -1)  # [ and ] differ from { and } in this one bit
+    return max(0, int(steps.cumsum().max(initial=0)))
+
+
+def _check_depth(data: bytes) -> None:
+    depth = _depth(data)
+    if depth > _MAX_DEPTH:
+        raise _RefusedLineError(f"nested more than {_MAX_DEPTH} deep: {depth:,} levels")
+
+
 def _parse_line(data: bytes) -> dict[str, Any]:
+    _check_depth(data)
     value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_int64)
     if not isinstance(value, dict):
         raise _RefusedLineError(f"expected an object, found {type(value).__name__}")
@@ -115,12 +159,20 @@ def _parse_line(data: bytes) -> dict[str, Any]:
     return value
 
 
-def _taken(row: dict[str, Any], options: ReadOptions) -> dict[str, Any]:
-    """Of an object what was asked for, if it is as was asked for."""
+def _taken(row: dict[str, Any], options: ReadOptions, *, doubtful: bool) -> dict[str, Any]:
+    """Of an object what was asked for, if it is as was asked for and can be kept."""
     for name in options.string_columns:
         if not isinstance(row.get(name), str | None):
             raise _RefusedLineError(f"{name!r} is {type(row[name]).__name__}, not a string")
-    return row if options.columns is None else {name: row.get(name) for name in options.columns}
+    taken = row if options.columns is None else {name: row.get(name) for name in options.columns}
+    if doubtful:
+        _check_values(taken)
+    return taken
+
+
+def _is_doubtful(data: bytes) -> bool:
+    """Whether what is parsed from these bytes may hold a value that cannot be kept."""
+    return bool(_LONG_INTEGER.search(data)) or _depth(data) > _MAX_KEPT_DEPTH
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -131,16 +183,26 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _int64(digits: str) -> int:
+def _int64(digits: str) -> int | _BeyondInt64:
+    if len(digits) > 20:  # Python refuses to convert thousands
+        return _BeyondInt64(digits)
     value = int(digits)
-    if not -(2**63) <= value < 2**63:
-        raise _RefusedLineError(f"integer {digits[:40]} is beyond 64 bits")
-    return value
+    return value if -(2**63) <= value < 2**63 else _BeyondInt64(digits)
+
+
+def _check_values(value: Any, depth: int = 0) -> None:
+    if isinstance(value, _BeyondInt64):
+        raise _RefusedLineError(f"an integer beyond 64 bits: {value.digits}")
+    if isinstance(value, dict | list):
+        if depth == _MAX_KEPT_DEPTH:
+            raise _RefusedLineError(f"a value nested more than {depth} deep")
+        for inner in value.values() if isinstance(value, dict) else value:
+            _check_values(inner, depth + 1)
 
 
 def _check_surrogates(value: Any) -> None:
     try:
-        json.dumps(value, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False, default=str).encode()
     except UnicodeEncodeError as e:
         raise _RefusedLineError("lone surrogate, which is no text in UTF-8") from e
 
@@ -150,7 +212,7 @@ def _reason(error: Exception, line: Line) -> str:
         byte = line.data[error.start]
         return f"not UTF-8: byte 0x{byte:02x} at offset {line.offset + error.start:,}"
     if isinstance(error, RecursionError):
-        return "nested too deeply"
+        return "nested too deep for the parser"
     return f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
@@ -159,7 +221,9 @@ def _declared(block: Block, options: ReadOptions) -> pa.Schema | None:
     rows: list[dict[str, Any]] = []
     for line in block.lines():
         try:
-            rows.append(_parse_line(line.data))
+            row = _parse_line(line.data)
+            _check_values(row)
+            rows.append(row)
         except (ValueError, RecursionError):
             continue
         if len(rows) == _SAMPLE_LINES:
@@ -251,7 +315,9 @@ def _is_one_document(block: Block) -> bool:
     if not head.startswith(b"{"):
         return head.startswith(b"[")
     try:
-        json.loads(head.split(b"\n", 1)[0])
+        _parse_line(head.split(b"\n", 1)[0])
+    except _RefusedLineError:
+        return False
     except (ValueError, RecursionError):
         return True
     return False
@@ -264,10 +330,12 @@ def _read_document(file: InputFile, options: ReadOptions, desk: Desk) -> Iterato
     except InputError as e:
         if desk.policy == "raise":
             raise
-        desk.record(file, line=None, offset=0, reason=str(e), raw=b"".join(pieces))
+        reason = str(e).removeprefix(f"{file.url}: ")
+        desk.record(file, line=None, offset=0, reason=reason, raw=b"".join(pieces))
         return
     data = b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
     try:
+        _check_depth(data)
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_int64)
         objects = value if isinstance(value, list) else [value]
         if not all(isinstance(row, dict) for row in objects):
@@ -277,14 +345,15 @@ def _read_document(file: InputFile, options: ReadOptions, desk: Desk) -> Iterato
     except (ValueError, RecursionError) as e:
         desk.record(file, line=1, offset=0, reason=_reason(e, Line(data, 1, 0)), raw=data)
         return
+    doubtful = _is_doubtful(data)
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     for number, row in enumerate(objects, 1):
         try:
-            rows.append(_taken(row, options))
+            rows.append(_taken(row, options, doubtful=doubtful))
             numbers.append(number)
         except _RefusedLineError as e:
-            raw = json.dumps(row, ensure_ascii=False).encode()
+            raw = json.dumps(row, ensure_ascii=False, default=lambda value: value.digits).encode()
             desk.record(file, line=None, offset=None, reason=f"object {number:,}: {e}", raw=raw)
     frame = _frame(rows, file.url)
     for start in range(0, frame.height, BATCH_ROWS):

@@ -49,7 +49,10 @@ class Block:
 
 
 def file_blocks(file: InputFile, desk: Desk, *, size: int = BLOCK_BYTES) -> Iterator[Block]:
-    """The blocks of a file. A stream that breaks off gives the whole lines before the break, then goes to the desk."""
+    """The blocks of a file. A stream that breaks off gives the whole lines before the break, then goes to the desk.
+
+    What goes there is one record: the file, how much of it was read, and what is left of the line that was cut.
+    """
     position = _Position()
     try:
         yield from line_blocks(blocks(file.url, file.compression), size=size, position=position)
@@ -60,7 +63,11 @@ def file_blocks(file: InputFile, desk: Desk, *, size: int = BLOCK_BYTES) -> Iter
             yield position.advance(tail[:end])
         if desk.policy == "raise":
             raise
-        desk.record(file, line=position.line, offset=position.offset, reason=str(e), raw=tail[end:])
+        reason = (
+            f"{str(e).removeprefix(f'{file.url}: ')}; the {position.line - 1:,} whole lines before were read "
+            f"({position.offset:,} bytes), {len(tail) - end:,} bytes of a cut line and all after it are lost"
+        )
+        desk.record(file, line=position.line, offset=position.offset, reason=reason, raw=tail[end:])
 
 
 def line_blocks(

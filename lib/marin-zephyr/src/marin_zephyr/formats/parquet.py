@@ -1,13 +1,15 @@
 """Parquet: batches of whole rows, cut by the file's own statistics so that none passes 64 MiB.
 
 A footer that cannot be read means the file is damaged or was never finished: there is no record to set aside, so the
-whole file goes to the desk. So it does if a column that should hold strings is of another type.
+whole file goes to the desk. So it does if a column that should hold strings is of another type, and so do the rows from
+a damaged batch on. Where the footer can be read, the desk is told how many rows that are.
 
 See: https://parquet.apache.org/docs/file-format/
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,15 +27,15 @@ from marin_zephyr.nodes import ReadOptions
 
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames of a file's rows, in order."""
-    row = 1
+    row, num_rows = 1, 1
     try:
         with _open(file) as opened:
             parquet = pq.ParquetFile(opened)
-            schema = parquet.schema_arrow
+            schema, num_rows = parquet.schema_arrow, parquet.metadata.num_rows
             for name in options.string_columns:
                 if name in schema.names and not _is_text(schema.field(name).type):
                     reason = f"column {name!r} is {schema.field(name).type}, not a string"
-                    desk.record(file, line=None, offset=None, reason=reason, raw=b"")
+                    desk.record(file, line=None, offset=None, reason=reason, raw=b"", rows=max(1, num_rows))
                     return
             names = schema.names
             if options.columns is not None:  # one at least: a batch without columns forgets its rows
@@ -43,14 +45,14 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
                 frame = to_frame(pa.Table.from_batches([batch])).with_columns(texts)
                 yield finish(frame, file, options, rows=np.arange(row, row + frame.height), offsets=None)
                 row += frame.height
-    except (pa.ArrowInvalid, OSError) as e:
-        reason = f"not a readable parquet file from row {row:,} on ({e})"
-        desk.record(file, line=None, offset=None, reason=reason, raw=b"")
+    except (pa.ArrowException, OSError) as e:
+        reason = f"not a readable parquet file: from row {row:,} on ({' '.join(str(e).split())})"
+        desk.record(file, line=None, offset=None, reason=reason, raw=b"", rows=max(1, num_rows - row + 1))
 
 
 def _open(file: InputFile) -> Any:
     if "://" not in file.url:
-        return pa.OSFile(file.url, "rb")
+        return pa.OSFile(os.fsencode(file.url), "rb")
     import fsspec
 
     return fsspec.url_to_fs(file.url)[0].open(file.url, "rb")

@@ -2,21 +2,26 @@
 
 A reject is one JSON line: ``file``, ``line``, ``offset`` (of its first byte, uncompressed), ``reason``, and the record
 itself: ``raw`` (base64 of its bytes, at most 1 MiB of them; ``raw_bytes`` says how long it was) where a reader refused
-it, ``row`` where an operation did.
+it, ``row`` where an operation did. Where a reader gives up a file, or the rest of it, ``rows`` says how many rows that
+were, if the file tells.
+
+A reason is a kind, and after a colon the particulars (places, values), so that reasons can be counted by kind.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import IO, Any
 
 from marin_zephyr.errors import BadRecordError
-from marin_zephyr.formats.files import InputFile
+from marin_zephyr.formats.files import PART, SINK_MANIFEST, InputFile
 from marin_zephyr.nodes import OnError
 
 _RAW_LIMIT = 1 << 20
+_OBJECT = re.compile(r"^object [\d,]+: ")
 
 
 class Desk:
@@ -36,18 +41,20 @@ class Desk:
         self.num_rows = 0
         self._file: IO[str] | None = None
 
-    def record(self, file: InputFile, *, line: int | None, offset: int | None, reason: str, raw: bytes) -> None:
-        """A reader refuses a record."""
-        self.num_records += 1
+    def record(
+        self, file: InputFile, *, line: int | None, offset: int | None, reason: str, raw: bytes, rows: int = 1
+    ) -> None:
+        """A reader refuses a record, or so many rows at once."""
+        self.num_records += rows
         if self.policy == "raise":
             where = f", line {line:,}" if line is not None else ""
             byte = f", byte offset {offset:,}" if offset is not None else ""
-            fix = 'repair it, or pass on_error="quarantine" to set such records aside'
-            raise BadRecordError(f"{file.url}{where}{byte}: {reason}; {fix}")
+            raise BadRecordError(f"{file.url}{where}{byte}: {reason}; {_fix(file)}")
         if self.policy == "quarantine":
             kept = base64.b64encode(raw[:_RAW_LIMIT]).decode()
             at = {"file": file.name, "line": line, "offset": offset}
-            self._write({**at, "reason": reason, "raw_bytes": len(raw), "raw": kept})
+            several = {} if rows == 1 else {"rows": rows}
+            self._write({**at, "reason": reason, **several, "raw_bytes": len(raw), "raw": kept})
 
     def row(self, row: dict[str, Any], *, operation: str, reason: str) -> None:
         """An operation refuses a row."""
@@ -74,6 +81,18 @@ class Desk:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("w", encoding="utf-8", newline="\n", errors="backslashreplace")
         self._file.write(json.dumps(entry, ensure_ascii=False, default=_plain) + "\n")
+
+
+def kind(reason: str) -> str:
+    """A reason without its particulars."""
+    return _OBJECT.sub("", reason).partition(": ")[0]
+
+
+def _fix(file: InputFile) -> str:
+    directory, _, name = file.url.rpartition("/")
+    if "://" not in file.url and PART.fullmatch(name) and (Path(directory) / SINK_MANIFEST).is_file():
+        return f"it was whole when it was written: delete {directory} and make it again"
+    return 'repair it, or pass on_error="quarantine" to set such records aside'
 
 
 def place(row: dict[str, Any]) -> str:

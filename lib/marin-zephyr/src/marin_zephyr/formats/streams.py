@@ -18,11 +18,13 @@ import zstandard
 
 from marin_zephyr.errors import InputError, TruncatedFileError
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
+# Of a piece in which damage is found nothing comes out, so the pieces fed to the decompressor are small.
+_ZSTD_PIECE = 1 << 14
 
 
 def blocks(url: str, compression: str | None) -> Iterator[bytes]:
-    """The uncompressed bytes of a file, in pieces of about 1 MiB.
+    """The uncompressed bytes of a file, in pieces: all that can be had, also of a file that is cut or damaged.
 
     Raises:
         TruncatedFileError: the compressed data ends before its end mark. Everything before was yielded.
@@ -40,9 +42,11 @@ def blocks(url: str, compression: str | None) -> Iterator[bytes]:
         )
         raise TruncatedFileError(f"{message}; fetch it again") from e
     except (zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError) as e:
-        raise InputError(f"{url}: {compression} data is damaged after {offset:,} uncompressed bytes ({e})") from e
+        raise InputError(
+            f"{url}: {compression} data is damaged: it shows after {offset:,} uncompressed bytes ({e})"
+        ) from e
     except OSError as e:
-        raise InputError(f"{url}: cannot be read after {offset:,} bytes ({e})") from e
+        raise InputError(f"{url}: cannot be read: the error came after {offset:,} bytes ({e})") from e
 
 
 def _open(url: str) -> IO[bytes]:
@@ -66,14 +70,16 @@ def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator
         stream = bz2.BZ2File(raw)
     elif compression is not None:
         raise InputError(f"{url}: unknown compression {compression!r}")
-    while piece := stream.read(_CHUNK):
+    # One piece as it comes: `read` would throw away what it has gathered when the file breaks off.
+    read = stream.read if compression is None else stream.read1
+    while piece := read(_CHUNK):
         yield piece
 
 
 def _zstd(raw: IO[bytes]) -> Iterator[bytes]:
     """Frame after frame. ``EOFError`` if the last one does not end."""
     frame = None
-    while piece := raw.read(_CHUNK // 4):
+    while piece := raw.read(_ZSTD_PIECE):
         while piece:
             if frame is None:
                 frame = zstandard.ZstdDecompressor().decompressobj()

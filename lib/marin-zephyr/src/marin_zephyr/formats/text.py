@@ -58,7 +58,8 @@ def _read_whole(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[p
     except InputError as e:
         if desk.policy == "raise":
             raise
-        desk.record(file, line=None, offset=0, reason=str(e), raw=b"".join(pieces))
+        reason = str(e).removeprefix(f"{file.url}: ")
+        desk.record(file, line=None, offset=0, reason=reason, raw=b"".join(pieces))
         return
     data = b"".join(pieces)
     start = len(_BOM) if data.startswith(_BOM) else 0

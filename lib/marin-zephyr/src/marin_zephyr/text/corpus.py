@@ -50,8 +50,12 @@ class Corpus:
     files: tuple[Path, ...]
 
     def index(self, *columns: str) -> pl.DataFrame:
-        """The named columns of all documents, in order: in memory, so not the texts."""
-        return pl.concat([pl.read_parquet(path, columns=list(columns)) for path in self.files])
+        """The named columns of all documents, in order: in memory, so not the texts.
+
+        Raises:
+            InputError: a shard is damaged.
+        """
+        return pl.concat([_columns(path, list(columns)) for path in self.files])
 
     def size(self) -> Size:
         """The documents and bytes of the whole corpus."""
@@ -87,12 +91,26 @@ def _num_documents(shard: Path) -> int:
     try:
         metadata = pq.read_metadata(shard)
     except (pa.ArrowInvalid, OSError) as e:
-        raise InputError(f"corpus shard {shard} is no readable parquet file ({e}); write the corpus again") from None
+        raise _damaged(shard, e) from e
     present = metadata.schema.to_arrow_schema().names
     missing = [name for name in COLUMNS if name not in present]
     if missing and metadata.num_rows:
         raise InputError(f"corpus shard {shard} has no column {missing[0]!r}; write the corpus with normalize")
     return metadata.num_rows
+
+
+def _columns(shard: Path, names: list[str]) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(shard, columns=names)
+    except (pl.exceptions.PolarsError, OSError) as e:
+        raise _damaged(shard, e) from e
+
+
+def _damaged(shard: Path, error: Exception) -> InputError:
+    why = " ".join(str(error).split())
+    return InputError(
+        f"corpus shard {shard} is no readable parquet file ({why}); delete {shard.parent} and make the corpus again"
+    )
 
 
 def slices(documents: pa.Table, *, max_bytes: int) -> Iterator[pa.Table]:

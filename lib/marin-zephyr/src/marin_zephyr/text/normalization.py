@@ -5,14 +5,18 @@ becomes a line feed. No Unicode normalisation and no trimming: a tokenizer must 
 
 A document is refused, never repaired, when it is no text at all: bytes that are not UTF-8, a NUL (the mark of binary
 data), a value that is not a string, or fewer than `min_bytes` bytes. Refused documents stand under `rejects/` of the
-output (`on_error="quarantine"`), are only counted (`"skip"`), or end the run (`"raise"`).
+output (`on_error="quarantine"`), are only counted (`"skip"`), or end the run (`"raise"`). A run that refused any warns,
+once.
 
 Invariant: a document's id is a hash of its normalised text alone, so it survives renamed files, other shard sizes and
 other machines, and equal texts meet again in `exact_dedup`.
 """
 
+import json
+import logging
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -22,6 +26,7 @@ import xxhash
 
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import InputError, UsageError
+from marin_zephyr.formats.rejects import kind
 from marin_zephyr.progress import Progress
 from marin_zephyr.text.corpus import COLUMNS, Size, open_session, written_size
 
@@ -31,6 +36,10 @@ SHARD_BYTES = 4 << 20
 
 # A reader gives each file as a batch of its own; many small ones go faster together. No more than a shard holds anyway.
 _FILES_A_BATCH = 1024
+
+_MOST_FREQUENT = 10
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,31 @@ class NormalizeReport:
         kept: documents and bytes of the corpus.
         num_rejected: documents refused, whatever became of them.
         num_shards: parquet files written.
+        reasons: kind of reason -> documents refused for it, the ten most frequent; empty unless they are quarantined.
     """
 
     out_dir: str
     kept: Size
     num_rejected: int
     num_shards: int
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """The documents refused: how many, where they are kept (if they are), the first of them, and why."""
+
+    num_documents: int
+    directory: Path | None
+    example: str
+    reasons: dict[str, int]
+
+    @property
+    def told(self) -> str:
+        """An example and where the others are."""
+        if self.directory is None:
+            return 'on_error="quarantine" keeps them with their reasons'
+        return f"for example {self.example} (all in {self.directory})"
 
 
 def normalize(
@@ -89,7 +117,7 @@ def normalize(
     if min_bytes < 1:
         raise UsageError(f"min_bytes = {min_bytes}: must be at least 1; an empty text is no document")
     whole_files = documents == "file"
-    field = "text" if whole_files else text_field
+    column = "text" if whole_files else text_field
     raw = Dataset.from_files(
         inputs,
         format="text" if whole_files else format,
@@ -97,30 +125,51 @@ def normalize(
         on_error=on_error,
         with_source=True,
         root=root,
-        columns=[field],
-        string_columns=[field],
+        columns=[column],
+        string_columns=[column],
         shard_bytes=shard_bytes,
     )
-    texts = raw.map_batches(partial(select_text, text_field=field), batch_rows=_FILES_A_BATCH if whole_files else None)
-    plan = _documents(texts, text_field=field, min_bytes=min_bytes).write_parquet(out_dir)
+    texts = raw.map_batches(partial(select_text, text_field=column), batch_rows=_FILES_A_BATCH if whole_files else None)
+    plan = _documents(texts, text_field=column, min_bytes=min_bytes).write_parquet(out_dir)
     with open_session(workers=workers, work_dir=work_dir, progress=progress) as (session, _):
         report = session.run(plan, name="normalize")
-    kept, num_rejected = written_size(report), report.counters["rejected"]
+    kept, refused = written_size(report), _refused(report.counters["rejected"], report.rejects)
     if kept.documents == 0:
-        raise InputError(_nothing_left(inputs, field, num_rejected=num_rejected, rejects=report.rejects))
-    return NormalizeReport(str(out_dir), kept=kept, num_rejected=num_rejected, num_shards=len(report.files))
+        raise InputError(_nothing_left(inputs, column, refused))
+    if refused.num_documents:
+        total = kept.documents + refused.num_documents
+        _log.warning(
+            "normalize: %s of %s documents rejected, %s", f"{refused.num_documents:,}", f"{total:,}", refused.told
+        )
+    return NormalizeReport(
+        str(out_dir),
+        kept=kept,
+        num_rejected=refused.num_documents,
+        num_shards=len(report.files),
+        reasons=refused.reasons,
+    )
 
 
-def _nothing_left(
-    inputs: str | Path | Sequence[str | Path], field: str, *, num_rejected: int, rejects: Sequence[Path]
-) -> str:
+def _refused(num_documents: int, rejects: Sequence[Path]) -> _Refused:
+    example, reasons = "", Counter()
+    for path in rejects:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                entry = json.loads(line)
+                example = example or f"{entry['file']}: {entry['reason']}"
+                reasons[kind(entry["reason"])] += entry.get("rows", 1)
+    directory = rejects[0].parent if rejects else None
+    return _Refused(num_documents, directory, example, dict(reasons.most_common(_MOST_FREQUENT)))
+
+
+def _nothing_left(inputs: str | Path | Sequence[str | Path], column: str, refused: _Refused) -> str:
     """What to say when no document is left."""
     names = [inputs] if isinstance(inputs, (str, Path)) else inputs
     shown = f"{names[0]}" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-    if num_rejected == 0:
+    if not refused.num_documents:
         return f"normalize {shown}: the inputs hold no document"
-    where = f"the reasons stand in {rejects[0].parent}" if rejects else 'on_error="quarantine" keeps the reasons'
-    return f"normalize {shown}: none of the {num_rejected} documents can be taken (text_field = {field!r}); {where}"
+    none = f"none of the {refused.num_documents:,} documents can be taken (text_field = {column!r})"
+    return f"normalize {shown}: {none}, {refused.told}"
 
 
 def _documents(rows: Dataset, *, text_field: str, min_bytes: int) -> Dataset:

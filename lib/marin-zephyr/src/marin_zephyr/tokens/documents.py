@@ -7,13 +7,13 @@ ever: this is what lets a killed run go on at a row, and a token be traced to it
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from glob import glob, has_magic
+from glob import has_magic
 from itertools import batched, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marin_zephyr.errors import BadRecordError, InputError, SchemaError
-from marin_zephyr.formats.files import check_whole
+from marin_zephyr.formats.files import check_whole, encodable, listing, matching
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,6 +101,13 @@ def read_documents(files: Sequence[InputFile], *, text_field: str = "text", skip
 
 
 def _expand(one: str | Path) -> list[InputFile]:
+    with listing(str(one)):
+        found = _found(one)
+    check_whole(found)
+    return [InputFile(path=p, name=encodable(p.name)) for p in sorted(found)]
+
+
+def _found(one: str | Path) -> list[Path]:
     path = Path(one)
     known = _PARQUET + _JSON_LINES
     if path.is_dir():
@@ -111,15 +118,13 @@ def _expand(one: str | Path) -> list[InputFile]:
             raise InputError(f"{path} is neither Parquet nor JSON Lines: normalise it first (`zephyr normalize`)")
         found, wanted = [path], ""
     elif has_magic(str(one)):
-        matches = map(Path, glob(str(one), recursive=True))  # noqa: PTH207  Path.glob takes no absolute pattern
-        found = [p for p in matches if p.suffix in known and p.is_file()]
+        found = [p for p in map(Path, matching(str(one))) if p.suffix in known]
         wanted = "no .parquet, .jsonl or .ndjson file matches it"
     else:
         found, wanted = [], "it does not exist"
     if not found:
         raise InputError(f"input {one}: {wanted}")
-    check_whole(found)
-    return [InputFile(path=p, name=p.name) for p in sorted(found)]
+    return found
 
 
 def _parquet_chunks(path: Path, field: str) -> Iterator[_Chunk]:
@@ -189,6 +194,8 @@ def _json_text(path: Path, number: int, line: bytes, field: str) -> tuple[str, i
         reason = f"field {field!r} holds a lone surrogate at character {error.start}"
     except ValueError as error:  # malformed JSON, or bytes that are no UTF-8
         reason = str(error)
+    except RecursionError:
+        reason = "nested too deep"
     except KeyError:
         reason = f"no field {field!r}: it has {', '.join(row)}"
     except (TypeError, AttributeError):
