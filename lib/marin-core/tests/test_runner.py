@@ -1,6 +1,7 @@
 """The runner: each step once, reused when nothing changed, rebuilt for a reason that it can name."""
 
 import dataclasses
+import errno
 import json
 import logging
 import math
@@ -399,7 +400,7 @@ def test_a_runner_that_was_overtaken_kills_its_body_and_commits_nothing(
 
 
 CORPUS = """
-    import errno, math, os
+    import math, os
     from dataclasses import dataclass
     from pathlib import Path
     from marin_core import Input, Work, step
@@ -432,8 +433,8 @@ CORPUS = """
         pass
 
     @step(retries=3)
-    def full() -> None:
-        raise ResourceExhaustedError("RESOURCE_EXHAUSTED: /x/ckpt: No space left on device [errno 28]")
+    def full(*, number: int) -> None:
+        raise ResourceExhaustedError(f"RESOURCE_EXHAUSTED: /x/ckpt: {os.strerror(number)} [errno {number}]")
 
     @dataclass(frozen=True)
     class Loss:
@@ -513,8 +514,9 @@ def test_what_a_later_version_wrote_is_refused_and_not_replaced(flow: ModuleType
     assert not (Path(prefix) / address / "attempts" / "2").exists()
 
 
-def test_a_full_disk_is_one_line_whatever_library_met_it(module: Any, prefix: str) -> None:
-    report = run(module(CORPUS).full(), prefix=prefix)
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_one_line_whatever_library_met_it(module: Any, prefix: str, number: int) -> None:
+    report = run(module(CORPUS).full(number=number), prefix=prefix)
     failure = report.record.nodes[0].failure
     assert failure is not None
     assert failure.message == "no space left on the device for its output; free some, or choose another prefix"

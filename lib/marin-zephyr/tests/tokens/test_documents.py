@@ -1,5 +1,6 @@
 """Reading documents: a fixed order, rows that can be skipped, and errors that name file and row."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -145,3 +146,16 @@ def test_a_line_nested_too_deep_is_refused_by_place(tmp_path: Path):
 def test_a_name_that_is_not_utf8_is_escaped(tmp_path: Path):
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.jsonl")).write_bytes(b'{"text":"x"}\n')
     assert read(tmp_path) == [Document(0, "x", 1, "\\xff.jsonl")]
+
+
+def test_a_directory_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text":"x"}\n')
+
+    def refuse(path="."):
+        raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
+    for inputs in (tmp_path, tmp_path / "*.jsonl"):
+        with pytest.raises(InputError, match=rf"{tmp_path}/?: cannot be listed or read \(Permission denied\)"):
+            input_files(inputs)

@@ -134,17 +134,15 @@ def matching(pattern: str) -> list[str]:
     """The files that a glob matches, in no order.
 
     Raises:
-        InputError: a directory that the pattern leads to cannot be listed; `glob` would pass it over.
+        OSError: a directory that the pattern leads to cannot be listed; `glob` would pass it over.
     """
     parts = pattern.split("/")
     for i, part in enumerate(parts):
         if _WILDCARDS & set(part):
             above = "/".join(parts[: i + 1 if part == "**" else i])
             for directory in glob.glob(f"{above}/" if i else "./", recursive=True):  # noqa: PTH207  may be absolute
-                with listing(pattern):
-                    os.scandir(directory).close()
-    with listing(pattern):
-        return [p for p in glob.glob(pattern, recursive=True) if Path(p).is_file()]  # noqa: PTH207
+                os.scandir(directory).close()
+    return [p for p in glob.glob(pattern, recursive=True) if Path(p).is_file()]  # noqa: PTH207
 
 
 @contextmanager
@@ -153,14 +151,10 @@ def listing(inputs: str) -> Generator[None]:
     try:
         yield
     except OSError as e:
-        _refuse(e, inputs)
-
-
-def _refuse(error: OSError, inputs: str = "") -> NoReturn:
-    raise InputError(
-        f"{error.filename or inputs}: cannot be listed or read ({error.strerror or error}), so what lies there would be missing; "
-        "make it readable, or name the inputs without it"
-    ) from error
+        raise InputError(
+            f"{e.filename or inputs}: cannot be listed or read ({e.strerror or e}), and what lies there may be data; "
+            "make it readable, or name the inputs without it"
+        ) from e
 
 
 def _local(pattern: str) -> list[tuple[str, int, str]]:
@@ -176,12 +170,16 @@ def _local(pattern: str) -> list[tuple[str, int, str]]:
 
 def _walk(root: Path) -> Iterator[str]:
     """Files under a directory that are data; links to directories are not followed."""
-    for directory, below, names in os.walk(root, onerror=_refuse):
+    for directory, below, names in os.walk(root, onerror=_raise):
         relative = Path(directory).relative_to(root).parts
         below[:] = [name for name in below if not _hidden((*relative, name, ""))]
         for name in names:
             if not _hidden((*relative, name)) and Path(directory, name).is_file():
                 yield str(Path(directory, name))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def _known(names: list[str]) -> list[tuple[str, int, str]]:
