@@ -13,6 +13,8 @@ Every step is lazy, content-addressed and committed atomically: kill it anywhere
 the last committed work to the same final model, bit for bit.
 """
 
+import os
+
 from bridge import (
     baselines,
     compare,
@@ -86,11 +88,14 @@ def epilogue(report: RunReport) -> str:
     trained = report.value("train")
     rejected = report.value("normalize")["num_rejected"]
     rows = "\n".join(f"  {bits:6.3f}  {name}" for name, bits in sorted(scores.items(), key=lambda item: item[1]))
+    checkpoint, rejects = (os.path.relpath(report.path(name)) for name in ("train", "normalize"))
+    why = f"; {rejects}/rejects says why" if rejected else ""
     return (
-        f"{rejected} documents rejected; they and the reasons lie in {report.path('normalize')}/rejects\n"
-        f"{trained['policy']} at {trained['peak_flops'] / 1e9:,.0f} GFLOP/s\n"
-        f"validation bits/byte, lower is better:\n{rows}\n"
-        f"bits/byte {scores['model']:.3f}"
+        f"rejected documents: {rejected}{why}\n"
+        f"matrix products here: {trained['matmul_flops_float32'] / 1e9:,.0f} GFLOP/s in float32, "
+        f"{trained['peak_flops'] / 1e9:,.0f} as trained ({trained['policy']})\n"
+        f"bits/byte of the validation text, lower is better: {scores['model']:.3f}\n{rows}\n"
+        f"try: uv run marin-train generate {checkpoint}/checkpoint 'import os'"
     )
 
 

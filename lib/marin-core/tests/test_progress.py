@@ -23,3 +23,18 @@ def test_any_other_line_stays_as_it_is(line):
 @given(st.text())
 def test_no_line_breaks_the_display(line):
     assert bar_text(line).endswith(line)
+
+
+def test_a_long_list_is_told_as_a_whole_and_many_changes_are_counted():
+    from marin_core.reasons import flatten, recipe_changes
+
+    def recipe(items: list[str], **others: int) -> dict:
+        arguments = {"files": ("tuple", [("str", i) for i in items])}
+        return {"function": "f", "version": None, "arguments": arguments | {k: ("int", v) for k, v in others.items()}}
+
+    old, new = recipe([f"{i}.py" for i in range(1740)]), recipe([f"{i}.txt" for i in range(40)])
+    (change,) = recipe_changes(old, new)
+    assert change.startswith("files: 1740 items")
+    assert "40 items" in change
+    assert recipe_changes(old, old) == []
+    assert len(flatten(recipe(["a", "b"]))) == 4

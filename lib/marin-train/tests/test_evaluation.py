@@ -1,4 +1,5 @@
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,3 +86,15 @@ def test_a_store_without_text_is_refused(finished_run: Path, tmp_path: Path, wri
 def test_a_run_without_checkpoints_is_refused(tmp_path: Path, small_store: Path) -> None:
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
         evaluate(tmp_path, small_store)
+
+
+def test_a_flipped_byte_is_refused_by_its_file_and_never_scored(
+    finished_run: Path, small_store: Path, tmp_path: Path
+) -> None:
+    store = Path(shutil.copytree(small_store, tmp_path / "store"))
+    damaged = next(store.glob("*.bin"))
+    data = bytearray(damaged.read_bytes())
+    data[2] ^= 0x10
+    damaged.write_bytes(data)
+    with pytest.raises(TokenStoreError, match=damaged.name):
+        evaluate(finished_run, store)

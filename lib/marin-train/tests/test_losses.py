@@ -34,8 +34,8 @@ def dense_sum(hidden, head, targets, mask, z_loss):
     return jnp.sum(mask * (nll + z_loss * log_z**2)), jnp.sum(mask * nll)
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
-@pytest.mark.parametrize("block_tokens", [1, 6, 14, 1000])  # one, a divisor, a non-divisor, more than there are
+# Of the sequence's tokens a block holds one, a divisor, a non-divisor, more than there are.
+@pytest.mark.parametrize(("block_tokens", "z_loss"), [(1, 0.1), (6, 0.1), (14, 0.0), (14, 0.1), (1000, 0.1)])
 def test_blocks_equal_the_dense_formula_in_values_and_gradients(monkeypatch, z_loss, block_tokens):
     monkeypatch.setattr(losses, "BLOCK_TOKENS", block_tokens)
     rng = np.random.default_rng(0)

@@ -73,14 +73,17 @@ def test_no_candidate_is_begun_that_would_not_be_done_in_time(monkeypatch):
         def build():
             tried.append(policy)
             clock.now += 3.0  # of compiling
-            return lambda: None
+            return run
 
         return build
+
+    def run():
+        clock.now += 0.25
 
     candidates = [Policy(), Policy(scan=True), Policy(remat=True), Policy(remat=True, scan=True)]
     policies._fastest({policy: probe(policy) for policy in candidates}, what="a test", deadline=8.0)
     assert tried == candidates[:2]
-    assert clock.now == 6.0
+    assert clock.now == 8.0  # two compiled and run, and three more runs of each
 
 
 def test_the_fastest_wins_and_one_that_cannot_run_is_no_candidate():

@@ -120,7 +120,7 @@ def loss_and_gradient(policy):
 
 @pytest.mark.parametrize(
     "policy",
-    [Policy(), Policy(attention="blocked", remat=True, scan=True), Policy(remat=True)],
+    [Policy(attention="blocked"), Policy(attention="blocked", remat=True, scan=True)],
     ids=lambda policy: policy.name,
 )
 def test_policies_of_equal_precision_give_equal_losses_and_gradients(policy):

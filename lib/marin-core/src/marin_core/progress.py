@@ -51,8 +51,13 @@ def bar_text(line: str) -> str:
     done, total = (int(n.replace(",", "")) for n in match.groups())
     if not 0 <= done <= total or total == 0:
         return line
-    filled = _BAR_WIDTH * done // total
-    return f"{'━' * filled}{'╌' * (_BAR_WIDTH - filled)} {line}"
+    return f"{bar_of(done, total)} {line}"
+
+
+def bar_of(done: int, total: int) -> str:
+    """A bar of fixed width, filled by the share that is done."""
+    filled = _BAR_WIDTH * done // max(1, total)
+    return "━" * filled + "╌" * (_BAR_WIDTH - filled)
 
 
 class _Display:
@@ -184,20 +189,19 @@ class Live(_Display):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table.grid(padding=(0, 2))
-        for column in ("", "step", "time", "size", "state"):
-            table.add_column(
-                column, no_wrap=True, overflow="ellipsis", justify="right" if column in ("time", "size") else "left"
-            )
+        table = Table.grid(padding=(0, 2), expand=True)
+        for column in ("", "step", "time", "size"):
+            table.add_column(column, no_wrap=True, justify="right" if column in ("time", "size") else "left")
+        table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1)  # the one that gives way
         nodes = list(self.view.nodes.values()) if self.view else []
-        shown, hidden = _rows(nodes)
+        shown, hidden = _rows(nodes, most=min(_MOST_ROWS, max(3, self._console.height - 3)))
         for node in shown:
             mark, style = _MARKS[node.outcome]
             table.add_row(Text(mark, style), Text(node.name), *(Text(t, "dim") for t in self._cells(node)))
         if hidden:
             table.add_row("", Text(f"… and {hidden} more steps", "dim"), "", "", "")
-        settled = sum(n.outcome not in ("pending", "running") for n in nodes)
-        table.add_row("", "", "", "", Text(bar_text(f"{settled}/{len(nodes)} steps"), "bold"))
+        done = sum(n.outcome in ("succeeded", "reused") for n in nodes)
+        table.add_row("", Text(f"{done}/{len(nodes)} steps", "bold"), "", "", Text(bar_of(done, len(nodes)), "bold"))
         return table
 
     def _cells(self, node: NodeRecord) -> tuple[str, str, str]:
@@ -210,10 +214,10 @@ class Live(_Display):
         return time_shown, size, state
 
 
-def _rows(nodes: list[NodeRecord]) -> tuple[list[NodeRecord], int]:
+def _rows(nodes: list[NodeRecord], *, most: int) -> tuple[list[NodeRecord], int]:
     """As many nodes as a screen bears: all, or the running and failed ones first."""
-    if len(nodes) <= _MOST_ROWS:
+    if len(nodes) <= most:
         return nodes, 0
     order: dict[Any, int] = {"running": 0, "failed": 1, "refused": 1, "blocked": 2, "pending": 3}
-    chosen = sorted(nodes, key=lambda n: order.get(n.outcome, 4))[:_MOST_ROWS]
-    return chosen, len(nodes) - _MOST_ROWS
+    chosen = sorted(nodes, key=lambda n: order.get(n.outcome, 4))[:most]
+    return chosen, len(nodes) - most

@@ -11,6 +11,7 @@ rebuild.
 """
 
 import fnmatch
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ from marin_core.steps import OnCodeChange
 from marin_core.store import Store
 
 _MOST_SIBLINGS = 64
+
+_MOST_CHANGES = 6
+_LONG = 32
+"""Items of a list above which a text speaks of it as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +261,9 @@ class History:
         latest = self._latest[node.name]
         if latest is None:
             return "no committed output"
-        return "recipe is new: " + "; ".join(recipe_changes(latest.recipe, node.recipe))
+        changes = recipe_changes(latest.recipe, node.recipe)
+        more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
+        return "recipe is new: " + "; ".join(changes[:_MOST_CHANGES]) + more
 
     def _read(self, name: str) -> StepRecord | None:
         siblings = self._store.names(name)
@@ -290,6 +297,9 @@ def flatten(recipe: Mapping[str, Any]) -> dict[str, str]:
         elif tag in ("list", "tuple"):
             if not rest[0]:
                 leaves[at] = f"empty {tag}"
+            if len(rest[0]) > _LONG:
+                leaves[at] = f"{len(rest[0])} items, sha256 {hashlib.sha256(repr(rest[0]).encode()).hexdigest()[:12]}"
+                continue
             stack.extend((f"{at}[{i}]", v) for i, v in reversed(list(enumerate(rest[0]))))
         elif tag == "dict":
             if not rest[0]:

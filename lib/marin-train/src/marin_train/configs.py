@@ -6,10 +6,12 @@ only the configuration happens in ``__post_init__`` and names field, value and f
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from marin_train.errors import ConfigError
+from marin_train.policy import by_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,10 @@ class TrainConfig:
         _positive(self, "log_every")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"TrainConfig.seed={self.seed} must lie between 0 and 2**32 - 1")
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"TrainConfig.seed={self.seed} must be at least 0 and below 2**32")
+        if self.policy != "auto":
+            by_name(self.policy)
         for name in ("z_loss", "checkpoint_seconds", "checkpoint_steps"):
             _not_negative(self, name)
         if self.data.seq_len > self.model.max_seq_len:
@@ -164,8 +170,8 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def _positive(config: Any, name: str) -> None:
     value = getattr(config, name)
-    if not value > 0:
-        raise ConfigError(f"{type(config).__name__}.{name}={value} must be positive")
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{type(config).__name__}.{name}={value} must be positive and finite")
 
 
 def _not_negative(config: Any, name: str) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from marin_train.checkpoints import TrainedModel, load_model
 from marin_train.data.packing import Sequences
 from marin_train.data.store import TokenStore
-from marin_train.errors import ConfigError, TokenStoreError
+from marin_train.errors import ConfigError, DivergedError, TokenStoreError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,7 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
     Raises:
         CheckpointError: there is no whole checkpoint.
         ConfigError: ``batch_size`` is not positive.
+        DivergedError: the loss is not finite.
         TokenStoreError: the store is damaged or empty, has another tokenizer, or no id to begin documents with.
     """
     import jax
@@ -71,12 +72,15 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
     data = TokenStore.open(store)
     trained = load_model(checkpoint)
     _check_fits(data, trained)
+    data.verify()
     score = jax.jit(lambda model, batch: token_losses(model, batch, config=trained.config.model, policy=trained.policy))
     total = 0.0
     for windows in _windows(data, seq_len=trained.config.data.seq_len, batch_size=batch_size):
         batch = Batch(tokens=jnp.asarray(windows.tokens), loss_mask=jnp.asarray(windows.loss_mask))
         losses = np.asarray(score(trained.model, batch), np.float64)
         total += float(losses.sum(where=windows.loss_mask))
+    if not math.isfinite(total):
+        raise DivergedError(f"{trained.path} gives a loss of {total} on {data.path}; use an earlier checkpoint")
     return Evaluation(
         loss=total / data.num_tokens,
         bits_per_byte=total / math.log(2) / data.num_bytes,

@@ -10,6 +10,7 @@ Randomness is keyed by (seed, row, position): equal calls give equal texts, and 
 the prompts after it are.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +59,7 @@ def generate(
     """
     from tokenizers import Tokenizer
 
-    if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1 or not 0 <= seed < 2**32:
+    if max_new_tokens < 1 or not 0 <= temperature < math.inf or not 0 < top_p <= 1 or not 0 <= seed < 2**32:
         raise ConfigError(
             f"generate(max_new_tokens={max_new_tokens}, temperature={temperature}, top_p={top_p}, seed={seed}): needs "
             f"max_new_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and 0 <= seed < 2**32"
