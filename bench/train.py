@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,7 +81,7 @@ def plain_step(model: ModelConfig, tokens: jax.Array) -> Callable[[], float]:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, b2=0.95, weight_decay=0.1))
 
     @jax.jit
-    def update(parameters: dict, state: optax.OptState) -> tuple[dict, optax.OptState, jax.Array]:
+    def update(parameters: Any, state: optax.OptState) -> tuple[Any, optax.OptState, jax.Array]:
         loss, gradients = jax.value_and_grad(plain_loss)(parameters, tokens, model)
         updates, state = optimizer.update(gradients, state, parameters)
         return optax.apply_updates(parameters, updates), state, loss

@@ -6,6 +6,7 @@ codes: 0 done, 1 something failed or was interrupted, 2 usage or bad input, 3 re
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,6 +132,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MarinTrainError as error:
         print(f"marin-train: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader has seen enough; Python's last flush must not find the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except OSError as error:  # a disk that is full, a file that may not be read
         print(f"marin-train: {error}", file=sys.stderr)
         sys.exit(1)
