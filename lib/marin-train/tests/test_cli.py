@@ -68,10 +68,10 @@ def test_eval_prints_bits_per_byte(command: Command, finished_run: Path, store: 
 
 
 def test_generate_prints_prompt_and_continuation(command: Command, finished_run: Path) -> None:
-    options = ("--max-new-tokens", 4, "--num-samples", 2)
+    options = ("--max-new-tokens", 12, "--num-samples", 3, "--temperature", 1)
     values = json.loads(command("generate", finished_run, "ABC", *options, "--json").out)
     assert values["prompt"] == "ABC"
-    assert len(values["continuations"]) == 2
+    assert len(values["continuations"]) == 3
     text = command("generate", finished_run, "ABC", *options).out
     assert text == "\n---\n".join("ABC" + continuation for continuation in values["continuations"]) + "\n"
 

@@ -1,5 +1,6 @@
 import dataclasses
 import logging
+import math
 
 import pytest
 from hypothesis import given
@@ -45,14 +46,24 @@ def test_a_pinned_policy_is_taken_unmeasured(monkeypatch):
     assert choose(dataclasses.replace(RUN, policy=pinned)).name == pinned
 
 
-def test_however_little_time_there_is_both_operands_and_one_candidate_are_measured(monkeypatch, caplog):
+def test_however_little_time_there_is_both_operands_are_measured(monkeypatch, caplog):
     monkeypatch.setattr(policies, "SECONDS", 0.0)
     with caplog.at_level(logging.INFO, logger="marin_train"):
         chosen = choose(RUN)
     measured = [line.split()[1].rstrip(":") for line in caplog.messages if " ms for " in line]
-    assert measured == ["float32-reference-keep-unroll", "bfloat16-reference-keep-unroll", chosen.name]
+    assert measured == ["float32-reference-keep-unroll", "bfloat16-reference-keep-unroll"]
     assert by_name(chosen.name) == chosen
-    assert sum("not tried" in line for line in caplog.messages) == 3
+    assert caplog.messages[-1] == f"policy {chosen.name}: taken unmeasured, for lack of time"
+
+
+def test_with_time_the_rest_is_measured_at_the_runs_own_shapes(monkeypatch, caplog):
+    monkeypatch.setattr(policies, "SECONDS", math.inf)
+    monkeypatch.setattr(policies, "REPEATING_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO, logger="marin_train"):
+        chosen = choose(RUN)
+    layers = [line.split()[1].rstrip(":") for line in caplog.messages if "two layers" in line]
+    assert chosen.name in layers
+    assert len(layers) == 4
 
 
 class Clock:

@@ -151,8 +151,6 @@ class TrainConfig:
         _positive(self, "log_every")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"TrainConfig.seed={self.seed} must lie between 0 and 2**32 - 1")
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"TrainConfig.seed={self.seed} must be at least 0 and below 2**32")
         if self.policy != "auto":
             by_name(self.policy)
         for name in ("z_loss", "checkpoint_seconds", "checkpoint_steps"):
