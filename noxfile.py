@@ -45,7 +45,9 @@ def members(*packages: str) -> list[str]:
 def pytest(session: nox.Session, *arguments: str, cwd: Path = ROOT) -> None:
     """Runs pytest with a fixed hash seed and no accelerator, from ``cwd``."""
     with session.chdir(cwd):
-        session.run("python", "-m", "pytest", *arguments, env={"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"})
+        # nox puts TMPDIR inside this tree; what tests write must not look like a part of the workspace.
+        env = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0", "TMPDIR": tempfile.gettempdir()}
+        session.run("python", "-m", "pytest", *arguments, env=env)
 
 
 @nox.session
