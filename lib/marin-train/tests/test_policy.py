@@ -1,12 +1,13 @@
 import dataclasses
 import logging
-import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marin_train import models
 from marin_train import policy as policies
+from marin_train.checkpoints import named_leaves
 from marin_train.configs import Component, DataConfig, ModelConfig, TrainConfig
 from marin_train.errors import ConfigError
 from marin_train.policy import Policy, by_name, choose
@@ -56,14 +57,12 @@ def test_however_little_time_there_is_both_operands_are_measured(monkeypatch, ca
     assert caplog.messages[-1] == f"policy {chosen.name}: taken unmeasured, for lack of time"
 
 
-def test_with_time_the_rest_is_measured_at_the_runs_own_shapes(monkeypatch, caplog):
-    monkeypatch.setattr(policies, "SECONDS", math.inf)
-    monkeypatch.setattr(policies, "REPEATING_SECONDS", 0.0)
-    with caplog.at_level(logging.INFO, logger="marin_train"):
-        chosen = choose(RUN)
-    layers = [line.split()[1].rstrip(":") for line in caplog.messages if "two layers" in line]
-    assert chosen.name in layers
-    assert len(layers) == 4
+def test_the_layers_that_are_measured_are_the_runs_own():
+    gradient = policies._layers_probe(RUN, policy=Policy(scan=True))()
+    table = models.family(RUN.model).parameter_table(RUN.model)
+    shapes = {p.path: p.shape for p in table if p.path.startswith("layers.")}
+    leaves = {f"layers.{name}": leaf for name, leaf in named_leaves(gradient.layers).items()}
+    assert {path: leaf.shape for path, leaf in leaves.items()} == shapes
 
 
 class Clock:

@@ -95,11 +95,11 @@ def _all() -> list[Policy]:
 def choose(config: "TrainConfig") -> Policy:
     """The policy that `config` names, or, for ``auto``, the one measured fastest on this machine.
 
-    Two measurements, repeated, at the run's own shapes: first a feed-forward product and its
-    derivatives, which settles the operands; then forward and backward through two layers, which settles the
-    rest. Both kinds of operands are always tried, the rest in order of promise while `SECONDS` last: compiling one is
-    most of what it costs, and where the first measurement shows a busy machine, the most promising is taken as it is.
-    One that this backend cannot compile or run is no candidate.
+    Two measurements at the run's own shapes: first a feed-forward product and its derivatives, which settles the
+    operands; then forward and backward through two layers, which settles the rest. Both kinds of operands are always
+    tried, the rest in order of promise while `SECONDS` last: compiling one is most of what it costs. Where the first
+    measurement shows a busy machine, the most promising is taken as it is. One that this backend cannot compile or run
+    is no candidate.
 
     Raises:
         ConfigError: `config.policy` is neither ``auto`` nor a policy's name.
@@ -149,6 +149,10 @@ def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, what: 
         longest = max(longest, time.perf_counter() - start)
     if not runs:
         raise ConfigError("none of the policies runs on this machine; pin one that does with TrainConfig.policy")
+    if len(runs) == 1:
+        (only,) = runs
+        logger.info("policy %s: the only one that ran of %s", only.name, what)
+        return only
     seconds = _best_seconds(runs, deadline=deadline)
     for policy, best in seconds.items():
         logger.info("policy %s: %.1f ms for %s", policy.name, 1e3 * best, what)
