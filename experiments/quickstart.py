@@ -94,8 +94,9 @@ def epilogue(report: RunReport) -> str:
         f"rejected documents: {rejected}{why}\n"
         f"matrix products here: {trained['matmul_flops_float32'] / 1e9:,.0f} GFLOP/s in float32, "
         f"{trained['peak_flops'] / 1e9:,.0f} as trained ({trained['policy']})\n"
-        f"bits/byte of the validation text, lower is better: {scores['model']:.3f}\n{rows}\n"
-        f"try: uv run marin-train generate {checkpoint}/checkpoint 'import os'"
+        f"bits/byte of the validation text, lower is better:\n{rows}\n"
+        f"try: uv run marin-train generate {checkpoint}/checkpoint 'import os'\n"
+        f"bits/byte {scores['model']:.3f}"
     )
 
 
