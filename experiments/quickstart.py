@@ -1,6 +1,6 @@
 """The main job: raw text to a trained, evaluated and recorded language model, on one command and no network.
 
-    pip install uv && uv run experiments/quickstart.py             # about 4 minutes on 2 cores; again: nothing to do
+    pip install uv && uv run experiments/quickstart.py             # about 3 minutes on 2 cores; again: nothing to do
     uv run experiments/quickstart.py --steps 20                    # a first look in under a minute
     uv run experiments/quickstart.py --learning-rate 0.002         # trains anew; the data is reused
     uv run experiments/quickstart.py --plan                        # what would run, and why
