@@ -88,6 +88,18 @@ def test_the_score_stands_beside_every_baseline(finished):
     assert scores["model"] < scores["order-0 bytes"]
 
 
+def test_the_score_falls_with_steps(finished, flags, tmp_path):
+    prefix = tmp_path / "copy"
+    shutil.copytree(finished[0], prefix)
+    code, said = finish(*flags, "--steps", "8", prefix=prefix)
+    assert code == 0, said
+    after_8, after_30 = (
+        next(n["value"]["bits_per_byte"]["model"] for n in record["nodes"] if n["name"] == "compare")
+        for record in (run_records(prefix)[-1], run_records(finished[0])[0])
+    )
+    assert after_30 < after_8
+
+
 def test_a_rerun_with_nothing_changed_executes_nothing_and_says_so(finished, flags):
     prefix, _ = finished
     code, said = finish(*flags, prefix=prefix)

@@ -18,7 +18,8 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_any_json_value_renders_to_encodable_html(value: Any) -> None:
-    render_value(value).encode("utf-8")
+    html = render_value(value)
+    assert html.encode("utf-8").decode("utf-8") == html
 
 
 def test_what_is_not_json_is_shown_by_its_repr() -> None:
