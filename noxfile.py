@@ -18,7 +18,7 @@ nox.options.sessions = ["lint", "typecheck", "layering", "wheel", "tests"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("core", "zephyr", "rigging", "train", "delphi")
-EXTRAS = {"zephyr": "[hf]"}
+EXTRAS = {"core": "[s3,ray,serve]", "zephyr": "[hf]"}
 
 
 def export(session: nox.Session, *options: str) -> str:

@@ -22,7 +22,7 @@ from marin_core.errors import CorruptRecordError, NewerRecordError, PrefixError,
 from marin_core.exits import exit_code_of, guarded
 from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import RunRecord, StepRecord, from_json
-from marin_core.store import Store, default_prefix
+from marin_core.store import Store, default_prefix, open_store
 
 Unreadable = CorruptRecordError | NewerRecordError
 SCRIPT_COMMANDS = ("run", "plan", "explain", "graph")
@@ -280,7 +280,7 @@ def verify_outputs(parsed: argparse.Namespace) -> int:
 
 def _existing(prefix: str) -> Store:
     """The store of a prefix that can be read; a reading command makes none."""
-    store = Store(prefix)
+    store = open_store(prefix)
     if store.local is not None and not store.local.is_dir():
         what = "is not a directory" if store.local.exists() else "does not exist"
         raise PrefixError(f"prefix {store.url} {what}; give --prefix or MARIN_PREFIX")

@@ -87,9 +87,9 @@ class Graph:
             options: forced, accepted or selected steps.
         """
         from marin_core.reasons import Options, plan
-        from marin_core.store import Store
+        from marin_core.store import open_store
 
-        return plan(self, Store(prefix), options=options or Options())
+        return plan(self, open_store(prefix), options=options or Options())
 
 
 def lower(*handles: Any) -> Graph:

@@ -20,7 +20,7 @@ from marin_core.loop import Loop
 from marin_core.reasons import Options
 from marin_core.records import NodeRecord, RunRecord, StepRecord
 from marin_core.steps import Step, find_steps, replace_steps, typed_value
-from marin_core.store import Store
+from marin_core.store import open_store
 
 _WITH_OUTPUT = ("succeeded", "reused")
 
@@ -131,7 +131,7 @@ class StepRunner:
     ) -> None:
         if max_workers < 1:
             raise UsageError(f"max_workers={max_workers} must be at least 1")
-        self.store = Store(prefix)
+        self.store = open_store(prefix)
         self.launcher = make_launcher(launcher)
         self.max_workers = max_workers
         self.keep_going = keep_going
@@ -185,7 +185,7 @@ def committed_path(step: Step, *, prefix: str | Path | None = None) -> Path:
     """The directory of a step's committed output; see `Step.path`."""
     if step.external is not None:
         return Path(step.external)
-    store = Store(prefix)
+    store = open_store(prefix)
     address = lower(step).handles[step]
     record = reasons.read_record(store, address)
     if isinstance(record, NewerRecordError):

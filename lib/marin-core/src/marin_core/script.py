@@ -27,7 +27,7 @@ from marin_core.reasons import Options, Planned, restrict
 from marin_core.records import NodeRecord, to_json
 from marin_core.runner import RunReport, StepRunner
 from marin_core.steps import OnCodeChange
-from marin_core.store import Store, default_prefix
+from marin_core.store import default_prefix, open_store
 
 Build = Callable[..., Any]
 _TRACEBACK_LINES = 10
@@ -202,7 +202,7 @@ def _show_plan(handles: Any, flags: Flags) -> int:
     from marin_core import reasons
 
     graph = restrict(lower(handles), flags.options())
-    planned = reasons.plan(graph, Store(flags.prefix), options=replace(flags.options(), until=()))
+    planned = reasons.plan(graph, open_store(flags.prefix), options=replace(flags.options(), until=()))
     if flags.json:
         print(json.dumps([plan_entry(p) for p in planned], indent=2, allow_nan=False))  # noqa: T201
     else:

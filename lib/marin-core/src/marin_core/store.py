@@ -15,6 +15,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import shutil
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,11 @@ _HASH_BLOCK = 1 << 20
 def default_prefix() -> str:
     """``MARIN_PREFIX``, or ``.marin`` in the working directory."""
     return os.environ.get("MARIN_PREFIX") or DEFAULT_PREFIX
+
+
+def open_store(prefix: str | os.PathLike[str] | None = None) -> "Store":
+    """The store of a prefix; see `Store`."""
+    return Store(prefix)
 
 
 class Store:
@@ -158,6 +164,23 @@ class Store:
             subdirectories[:] = sorted(d for d in subdirectories if d not in inside)
             if name in files:
                 yield (Path(directory) / name).relative_to(self.local).as_posix()
+
+    def tree(self, key: str) -> dict[str, int]:
+        """Every file below a key: its path relative to the key -> its size in bytes, in order of path."""
+        if self.local is not None:
+            root = self.local / key
+            return {p.relative_to(root).as_posix(): p.stat().st_size for p in sorted(root.rglob("*")) if p.is_file()}
+        root = self.child(key).removeprefix("memory:/") + "/"
+        found = self._fs.find(self.child(key), detail=True)
+        return {p.removeprefix(root): found[p]["size"] for p in sorted(found)}
+
+    def remove_tree(self, key: str) -> None:
+        """Removes every file below a key."""
+        if self.local is not None:
+            shutil.rmtree(self.local / key, ignore_errors=True)
+            return
+        for name in self.tree(key):
+            self.delete(f"{key}/{name}")
 
     def damage(self, key: str, files: tuple[FileEntry, ...], *, deep: bool = False) -> list[str]:
         """What is wrong with a committed output directory: files missing, resized or (``deep``) of another sha256."""
