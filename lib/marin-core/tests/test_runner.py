@@ -16,7 +16,7 @@ import pytest
 from marin_core import MissingOutputError, RunReport, StepFailedError, StepRunner, adopt, leases, lower, resolve, run
 from marin_core.errors import DriftError, PrefixError, UsageError
 from marin_core.reasons import Options
-from marin_core.store import Store
+from marin_core.store.local import LocalStore
 
 FLOW = """
     import os, signal
@@ -334,8 +334,8 @@ def test_memory_prefix_keeps_outputs_for_inline_runs(flow: ModuleType, tmp_path:
     assert run(chain(flow), prefix=url, launcher="inline").executed == ()
     with pytest.raises(UsageError, match="launcher='inline'"):
         StepRunner(url)
-    with pytest.raises(PrefixError, match="s3:// is not supported"):
-        StepRunner("s3://bucket/x")
+    with pytest.raises(PrefixError, match=r"https:// is used without conditional writes.*--unsafe-single-writer"):
+        StepRunner("https://host/x")
 
 
 def test_an_unwritable_prefix_is_named(flow: ModuleType, tmp_path: Path) -> None:
@@ -383,17 +383,17 @@ def test_a_runner_that_was_overtaken_kills_its_body_and_commits_nothing(
             time.sleep(600)
             return 1
     """)
-    monkeypatch.setattr(leases, "BEAT", 0.05)
     real = leases.update
 
-    def update_then_lose(store: Any, address: str, lease: Any, *, body: Any) -> None:
-        real(store, address, lease, body=body)
-        leases._write(store, address, dataclasses.replace(lease, nonce="other", epoch=2, run_id="other"))
+    def update_then_lose(store: Any, address: str, holding: Any, *, body: Any) -> None:
+        real(store, address, holding, body=body)
+        other = dataclasses.replace(holding.lease, nonce="other", epoch=2, run_id="other")
+        store.write(leases.key(address), leases._json(other))
         if noticed == "at once":
-            real(store, address, lease, body=body)
+            real(store, address, holding, body=body)
 
     monkeypatch.setattr(leases, "update", update_then_lose)
-    report = run(slow.slow(), prefix=prefix)
+    report = run(slow.slow(), prefix=prefix, lease_seconds=0.5)
     assert report.exit_code == 3
     assert failure_of(report, "slow") == "LeaseLostError"
     assert not (Path(prefix) / report.node("slow").address / "step.json").exists()
@@ -526,16 +526,16 @@ def test_a_full_disk_is_one_line_whatever_library_met_it(module: Any, prefix: st
 def test_a_full_prefix_is_told_once(
     flow: ModuleType, prefix: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = Store.write
+    real = LocalStore.write
 
-    def write(store: Store, key: str, data: bytes, **options: Any) -> None:
+    def write(store: LocalStore, key: str, data: bytes, **options: Any) -> None:
         if key.endswith("attempt.json") or full:
             full.append(key)
             raise store.error(OSError(28, "No space left on device", key))
         real(store, key, data, **options)
 
     full: list[str] = []
-    monkeypatch.setattr(Store, "write", write)
+    monkeypatch.setattr(LocalStore, "write", write)
     with caplog.at_level(logging.INFO), pytest.raises(PrefixError, match="no space left on the device"):
         run(flow.text(), prefix=prefix)
     assert any(key.startswith("runs/") for key in full)

@@ -14,6 +14,7 @@ import getpass
 import json
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
@@ -23,15 +24,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marin_core import leases
+from marin_core import faults, leases
 from marin_core.code import Reach
-from marin_core.errors import UsageError
+from marin_core.errors import ConflictError, CorruptRecordError, UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
 from marin_core.launchers import Job, JobStatus
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
-from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, to_json
+from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, from_json, to_json
 from marin_core.steps import Step, find_steps, replace_steps
 from marin_core.store import Store, manifest, sync_directory
 
@@ -45,7 +46,7 @@ class Attempt:
 
     node: Node
     record: AttemptRecord
-    lease: leases.Lease
+    lease: leases.Holding
     directory: Path
     inputs: dict[str, str]
 
@@ -86,7 +87,7 @@ class Ended:
 def begin(
     store: Store,
     node: Node,
-    lease: leases.Lease,
+    lease: leases.Holding,
     *,
     run_id: str,
     reason: str,
@@ -111,13 +112,26 @@ def begin(
         PrefixError: the prefix cannot be written.
         UsageError: an argument cannot be sent to another process.
     """
-    numbers = [int(n) for n in store.names(f"{node.address}/attempts") if n.isdigit()]
-    number = max(numbers, default=0) + 1
-    key = f"{node.address}/attempts/{number}"
+    record = _enter(store, node, lease, run_id=run_id, reason=reason, inputs=inputs)
+    faults.reached("attempt-recorded")
+    key = f"{node.address}/attempts/{record.attempt}"
     directory = store.local / key if store.local else Path(tempfile.mkdtemp(prefix="marin-attempt-"))
+    attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs)
+    with _told(store):
+        (directory / "out").mkdir(parents=True)
+        (directory / "request.pickle").write_bytes(_request(store, attempt, arguments, fresh=fresh))
+    faults.reached("request-written")
+    return attempt
+
+
+def _enter(
+    store: Store, node: Node, lease: leases.Holding, *, run_id: str, reason: str, inputs: dict[str, str]
+) -> AttemptRecord:
+    """Writes the record of an attempt under the first number that nobody has: a runner that was overtaken, and does not
+    know yet, may be choosing one at the same time."""
     record = AttemptRecord(
         address=node.address,
-        attempt=number,
+        attempt=0,
         epoch=lease.epoch,
         run_id=run_id,
         state="running",
@@ -133,14 +147,18 @@ def begin(
         host=leases.this_host().split(":")[0],
         user=user(),
         pid=os.getpid(),
-        log=f"{key}/log.txt",
+        log="",
     )
-    attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs)
-    store.write(f"{key}/attempt.json", to_json(record).encode(), durable=False)
-    with _told(store):
-        (directory / "out").mkdir(parents=True)
-        (directory / "request.pickle").write_bytes(_request(store, attempt, arguments, fresh=fresh))
-    return attempt
+    number = max((int(n) for n in store.names(f"{node.address}/attempts") if n.isdigit()), default=0)
+    while True:
+        number += 1
+        key = f"{node.address}/attempts/{number}"
+        numbered = replace(record, attempt=number, log=f"{key}/log.txt")
+        try:
+            store.swap(f"{key}/attempt.json", to_json(numbered).encode(), expected=None)
+        except ConflictError:
+            continue
+        return numbered
 
 
 def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fresh: bool) -> bytes:
@@ -177,11 +195,24 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
     return pickle.dumps(request)
 
 
-def arguments_for(step: Step, *, committed: Callable[[Step], str], value: Callable[[Step], Any]) -> dict[str, Any]:
+def job_of(store: Store, address: str, *, epoch: int) -> str | None:
+    """The name of the job that an epoch's attempt left behind, if it began one and did not end it."""
+    for number in sorted((n for n in store.names(f"{address}/attempts") if n.isdigit()), key=int, reverse=True):
+        key = f"{address}/attempts/{number}/attempt.json"
+        try:
+            record = from_json(AttemptRecord, store.read(key) or b"", where=key)
+        except CorruptRecordError:
+            continue
+        if record.epoch <= epoch:
+            return f"{address}/{number}" if record.epoch == epoch and record.state == "running" else None
+    return None
+
+
+def arguments_for(step: Step, *, committed: Callable[[Step], Input], value: Callable[[Step], Any]) -> dict[str, Any]:
     """The arguments of a body: upstream steps replaced by `Input` or by their value, as the annotation says."""
     roles = step.function.roles
     return {
-        name: replace_steps(argument, (lambda s: Input(committed(s))) if roles.get(name) == "input" else value)
+        name: replace_steps(argument, committed if roles.get(name) == "input" else value)
         for name, argument in step.arguments.items()
     }
 
@@ -285,19 +316,35 @@ def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
         inputs=attempt.inputs,
         epoch=attempt.lease.epoch,
     )
-    with leases.fenced(store, node.address, attempt.lease):
-        store.write(f"{node.address}/step.json", to_json(record).encode())
+    faults.reached("before-commit")
+    leases.commit(store, node.address, attempt.lease, to_json(record).encode())
+    faults.reached("after-commit")
     return record
 
 
-def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None = None) -> None:
-    """Enters the end of an attempt in its record and gives the lease back."""
+def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None = None, settled: bool = True) -> None:
+    """Enters the end of an attempt in its record, keeps its log, and gives the lease back.
+
+    Args:
+        store: the prefix.
+        attempt: the attempt.
+        state: how it ended.
+        failure: why it failed.
+        settled: False if its commit may yet take effect: then the lease is left to run out, so that whoever comes next
+            fences that commit off.
+    """
     record = replace(attempt.record, state=state, ended_at=time.time(), failure=failure)
     try:
+        if store.local is None and attempt.log.exists():
+            store.put_file(attempt.log, attempt.record.log)
         store.write(f"{attempt.key}/attempt.json", to_json(record).encode(), durable=False)
         (attempt.directory / "request.pickle").unlink(missing_ok=True)
+        faults.reached("attempt-closed")
     finally:
-        leases.release(store, attempt.address, attempt.lease)
+        if settled:
+            leases.release(store, attempt.address, attempt.lease)
+    if store.local is None:
+        shutil.rmtree(attempt.directory, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from typing import Any
 from marin_core.errors import CorruptRecordError, NewerRecordError, PrefixError, UsageError
 from marin_core.exits import exit_code_of, guarded
 from marin_core.quantities import format_bytes, format_count, format_seconds
-from marin_core.records import RunRecord, StepRecord, from_json
+from marin_core.records import RunRecord, StepRecord, committed, from_json
 from marin_core.store import Store, default_prefix, open_store
 
 Unreadable = CorruptRecordError | NewerRecordError
@@ -280,7 +280,7 @@ def verify_outputs(parsed: argparse.Namespace) -> int:
 
 def _existing(prefix: str) -> Store:
     """The store of a prefix that can be read; a reading command makes none."""
-    store = open_store(prefix)
+    store = open_store(prefix, unsafe_single_writer=True)
     if store.local is not None and not store.local.is_dir():
         what = "is not a directory" if store.local.exists() else "does not exist"
         raise PrefixError(f"prefix {store.url} {what}; give --prefix or MARIN_PREFIX")
@@ -296,7 +296,12 @@ def _runs(store: Store) -> list[RunRecord]:
 def _steps(store: Store) -> Iterator[tuple[str, StepRecord | Unreadable]]:
     """Address and record of every committed step."""
     for key in store.find("step.json"):
-        yield key.removesuffix("/step.json"), _read(store, key, StepRecord)
+        try:
+            found = committed(store.read(key), where=key)
+        except (CorruptRecordError, NewerRecordError) as e:
+            found = e
+        if found is not None:
+            yield key.removesuffix("/step.json"), found
 
 
 def _read[T](store: Store, key: str, kind: type[T]) -> T | Unreadable:

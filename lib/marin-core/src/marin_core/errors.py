@@ -5,10 +5,12 @@
     │   ├── EncodingError        a value has no canonical encoding, so a step that holds it has no identity
     │   ├── AddressCollisionError  two recipes claim one address
     │   └── PrefixError          the prefix cannot be used: unwritable, full, unsupported
+    │       └── UnsettledError   a conditional write that may yet take effect
     ├── RefusedError             exit code 3: going on would break a promise
     │   ├── DriftError           a versioned step no longer is what its version says
     │   ├── NewerRecordError     a later marin-core wrote the record; this one must not replace it
     │   └── LeaseLostError       another runner has taken the step over
+    ├── ConflictError            what a conditional write was to replace has changed
     ├── CorruptRecordError       a record on disk is not readable
     ├── StepFailedError          a step's body failed
     └── MissingOutputError       a step was never run here
@@ -40,6 +42,14 @@ class AddressCollisionError(UsageError):
 
 class PrefixError(UsageError):
     """The prefix cannot be used: not readable, not writable, full, or of a kind that is not supported."""
+
+
+class UnsettledError(PrefixError):
+    """A conditional write was answered with errors until patience ended. It may have taken effect, or do so later."""
+
+
+class ConflictError(MarinCoreError):
+    """A conditional write found another version than it was to replace, and wrote nothing."""
 
 
 class RefusedError(MarinCoreError):

@@ -89,7 +89,7 @@ class Graph:
         from marin_core.reasons import Options, plan
         from marin_core.store import open_store
 
-        return plan(self, open_store(prefix), options=options or Options())
+        return plan(self, open_store(prefix, unsafe_single_writer=True), options=options or Options())
 
 
 def lower(*handles: Any) -> Graph:

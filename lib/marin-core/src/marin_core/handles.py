@@ -59,21 +59,16 @@ class Out(_Directory):
 class Input(_Directory):
     """The committed output of an upstream step, to be read only."""
 
+    cache: str = ""
+    """Local directory that the steps of a run share for what they fetch from a remote prefix."""
+
     def local(self) -> Path:
-        """The directory; on a remote prefix fetched into a temporary one first."""
+        """The directory; on a remote prefix fetched first, and verified. See `fetching`."""
         if "://" not in self.url:
             return Path(self.url)
-        import tempfile
+        from marin_core.fetching import fetch
 
-        import fsspec
-
-        fs, path = fsspec.url_to_fs(self.url)
-        target = tempfile.mkdtemp(prefix="marin-input-")
-        for source in fs.find(path):
-            file = Path(target) / source[len(path) :].lstrip("/")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            fs.get_file(source, str(file))
-        return Path(target)
+        return fetch(self.url, cache=self.cache)
 
     def open(self, name: str, mode: str = "r") -> IO[Any]:
         """Opens a file of the input for reading; on a remote prefix without fetching the rest."""
@@ -81,11 +76,10 @@ class Input(_Directory):
             raise UsageError(f"Input.open({name!r}, {mode!r}): an input is read-only; write to the step's Out")
         if "://" not in self.url:
             return super().open(name, mode)
-        import fsspec
+        from marin_core.fetching import fetch_file
 
-        encoding = None if "b" in mode else "utf-8"
-        fs, path = fsspec.url_to_fs(f"{self.url}/{relative_name(name)}")
-        return fs.open(path, mode, encoding=encoding)
+        path = fetch_file(self.url, Path(relative_name(name)).as_posix(), cache=self.cache)
+        return path.open(mode, encoding=None if "b" in mode else "utf-8")
 
 
 @dataclass(frozen=True)

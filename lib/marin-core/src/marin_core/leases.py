@@ -1,75 +1,61 @@
 """Fenced leases: of all runners that want a step, one holds it, and one that has lost it cannot commit.
 
 ``{address}/lease.json`` names the holder (host, pid and the process's start time, so that a recycled pid is not taken
-for it), a nonce, the epoch and a beat that the holder advances. Every acquisition raises the epoch. A commit happens
-under the lease's lock and only if the nonce is still the holder's own, which is the fence: whoever was overtaken,
-even asleep in the middle of it, is rejected. (Fencing tokens: Gray and Cheriton, "Leases", 1989; Kleppmann, 2016.)
+for it), a nonce, the epoch, the term and a beat that the holder advances. Every acquisition raises the epoch. The file
+changes by compare-and-swap alone, and no two of its states are equal: a nonce is drawn for every acquisition, and
+every change by its holder advances the beat. (Fencing tokens: Gray and Cheriton, "Leases", 1989; Kleppmann, 2016.)
 
-A holder whose process is dead on this very host is overtaken at once. A holder elsewhere is judged by the clock of
-a `Witness`: no beat for `EXPIRY` seconds since it first saw this one. Clocks of two hosts are never compared.
+**Judgement.** A holder whose process is dead on this very host is overtaken at once. Any other is judged by the clock
+of a `Witness`: no change of nonce or beat for the lease's own term, since this witness first saw this beat. Clocks of
+two hosts are never compared. A holder that cannot renew gives up before its term ends (`renewals`).
+
+**Commit.** The pointer ``{address}/step.json`` is swapped against the version that it had when the lease was taken, on
+condition that the lease still bears our nonce. A store that cannot check the two at once leaves a gap between the look
+and the write, in which a sleeper could be overtaken. There, whoever overtakes a lease that was still held *fences*
+first: it changes the pointer, to a copy with a higher ``fence``, or, where none is committed, to one that names no
+attempt and that every reader takes for nothing. A sleeper's write is then against a version that is gone.
+
+So there is at most one commit an epoch, and none of an earlier epoch once `acquire` has returned.
 """
 
-import functools
+import contextlib
 import json
-import logging
 import os
 import secrets
-import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from marin_core.errors import LeaseLostError, MarinCoreError, NewerRecordError
-from marin_core.records import SCHEMA, build, check_schema
-from marin_core.store import Store
+from marin_core import faults
+from marin_core.errors import ConflictError, LeaseLostError, NewerRecordError
+from marin_core.processes import Process, kill_group, this_host
+from marin_core.records import SCHEMA, build, check_schema, fenced
+from marin_core.store import Guard, Store, Versioned
 
-log = logging.getLogger(__name__)
-
-BEAT = 10.0
-"""Seconds between a holder's beats."""
-EXPIRY = 60.0
-"""Seconds without a beat after which a holder on another host counts as gone."""
+TERM = 60.0
+"""Seconds without a sign of life after which a holder counts as gone, unless its runner says otherwise."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Process:
-    """A process: pid, and the tick at which it started (0 where the system does not tell)."""
-
-    pid: int
-    started: int
-
-    @classmethod
-    def of(cls, pid: int) -> "Process":
-        """The process that has this pid now."""
-        return cls(pid=pid, started=_start_tick(pid) or 0)
-
-    def alive(self) -> bool:
-        """True while this very process, not a later one of the same pid, exists on this host."""
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            pass
-        return not self.started or _start_tick(self.pid) == self.started
+def clock() -> float:
+    """Seconds that also pass while this machine is suspended, where the system has such a clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """What ``lease.json`` holds. ``body`` is the process group that runs the step, once it has started."""
+    """What ``lease.json`` holds."""
 
     epoch: int
     nonce: str
     host: str
     holder: Process
     run_id: str
+    term: float = TERM
+    """Seconds for which the holder may be silent."""
     beat: int = 0
     body: Process | None = None
+    """The process group that runs the step; until one has started, that of the holder who was overtaken."""
     held: bool = True
     schema: int = SCHEMA
 
@@ -79,25 +65,41 @@ class Lease:
         return f"run {self.run_id} (pid {self.holder.pid} on {self.host.split(':')[0]})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """A lease that this process has taken."""
+
+    lease: Lease
+    """As it was first written: its nonce, epoch and term stay."""
+    pointer: str | None
+    """Version of ``step.json`` that a commit replaces; None if there is none."""
+    asked_at: float
+    """On `clock`: when it was asked for, from which the term counts."""
+    overtaken: Lease | None = None
+    """The lease whose holder was overtaken, and whose body may still run somewhere."""
+
+    @property
+    def epoch(self) -> int:
+        return self.lease.epoch
+
+
 @dataclass
 class Witness:
     """Judges foreign leases by when this process saw them change."""
 
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = clock
     _seen: dict[str, tuple[tuple[str, int], float]] = field(default_factory=dict)
 
     def alive(self, address: str, lease: Lease) -> bool:
         """Whether the holder still has to be respected."""
-        if not lease.held:
+        if not lease.held or (lease.host == this_host() and not lease.holder.alive()):
             return False
-        if lease.host == this_host():
-            return lease.holder.alive()
         mark, now = (lease.nonce, lease.beat), self.clock()
         seen, since = self._seen.get(address, (None, now))
         if seen != mark:
             self._seen[address] = (mark, now)
             return True
-        return now - since < EXPIRY
+        return now - since < lease.term
 
 
 def key(address: str) -> str:
@@ -111,162 +113,178 @@ def read(store: Store, address: str) -> Lease | None:
     Raises:
         NewerRecordError: it is of a later schema.
     """
-    fields = _object(store, key(address))
+    return _lease(store.read(key(address)), where=key(address))
+
+
+def _lease(data: bytes | None, *, where: str) -> Lease | None:
+    fields = _object(data, where=where)
     try:
         return build(Lease, fields) if fields else None
     except (ValueError, TypeError):
         return None
 
 
-def _object(store: Store, key: str) -> dict[str, Any] | None:
-    """The JSON object at a key; None if there is none, or nothing readable."""
+def _object(data: bytes | None, *, where: str) -> dict[str, Any] | None:
+    """The JSON object that bytes hold; None if there is none, or nothing readable."""
     try:
-        data = json.loads(store.read(key) or b"")
-        check_schema(data, where=key)
+        found = json.loads(data or b"")
+        check_schema(found, where=where)
     except (ValueError, TypeError, AttributeError):
         return None
-    return data
+    return found
 
 
-def acquire(store: Store, address: str, *, run_id: str, witness: Witness) -> Lease | None:
-    """Takes the lease, or returns None while another holder is alive. A dead holder's body is killed first.
+def acquire(
+    store: Store,
+    address: str,
+    *,
+    run_id: str,
+    witness: Witness,
+    term: float = TERM,
+    nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+) -> Holding | None:
+    """Takes the lease, or returns None while another holder is alive. The body that a dead holder left on this host is
+    killed before this returns.
+
+    Args:
+        store: the prefix.
+        address: the step.
+        run_id: the run that wants it.
+        witness: who judges the present holder.
+        term: seconds for which this process may be silent before it is overtaken.
+        nonce: draws what no other acquisition has.
 
     Raises:
         NewerRecordError: the lease, or an attempt at the step, is of a later schema.
     """
-    with store.exclusive(key(address)):
-        current = read(store, address)
-        if current is not None and witness.alive(address, current):
-            return None
-        if current is not None and current.body is not None and current.host == this_host():
-            _kill_group(current.body)
-        last = _last_epoch(store, address)  # asked for in any case: it refuses a step that a later version works on
-        lease = Lease(
-            epoch=(current.epoch if current else last) + 1,
-            nonce=secrets.token_hex(8),
-            host=this_host(),
-            holder=Process.of(os.getpid()),
-            run_id=run_id,
-        )
-        _write(store, address, lease)
-        return lease
+    asked_at = witness.clock()
+    found = store.read_versioned(key(address))
+    current = _lease(found.data if found else None, where=key(address))
+    if current is not None and witness.alive(address, current):
+        return None
+    last = _last_epoch(store, address)  # asked for in any case: it refuses a step that a later version works on
+    lease = Lease(
+        epoch=(current.epoch if current else last) + 1,
+        nonce=nonce(),
+        host=this_host(),
+        holder=Process.of(os.getpid()),
+        run_id=run_id,
+        term=term,
+        body=current.body if current and current.host == this_host() else None,
+    )
+    try:
+        store.swap(key(address), _json(lease), expected=found.version if found else None)
+    except ConflictError:
+        return None
+    faults.reached("lease-acquired")
+    if lease.body is not None:
+        kill_group(lease.body)
+    # A lease that was given back has no write under way. One that cannot be read, or is lost, may be anyone's.
+    fresh = current is None and found is None and last == 0
+    settled = fresh or (current is not None and not current.held)
+    pointer = _version(store.read_versioned(_pointer(address))) if settled or store.guards else None
+    if not settled and not store.guards:
+        pointer = _fence(store, address, lease.epoch)
+    return Holding(lease=lease, pointer=pointer, asked_at=asked_at, overtaken=None if settled else current)
 
 
 def _last_epoch(store: Store, address: str) -> int:
     """The highest epoch of an attempt: where to go on when the lease itself was lost, as in a power failure."""
     epochs = [0]
     for number in store.names(f"{address}/attempts"):
-        record = _object(store, f"{address}/attempts/{number}/attempt.json") or {}
+        where = f"{address}/attempts/{number}/attempt.json"
+        record = _object(store.read(where), where=where) or {}
         if isinstance(record.get("epoch"), int):
             epochs.append(record["epoch"])
     return max(epochs)
 
 
-@contextmanager
-def fenced(store: Store, address: str, lease: Lease) -> Generator[Lease]:
-    """Holds the lease's lock after making sure that the lease is still ours; yields it as it stands on disk.
+def _fence(store: Store, address: str, epoch: int) -> str:
+    """Changes the pointer's version, and nothing that it says of a committed attempt; returns the new version."""
+    while True:
+        found = store.read_versioned(_pointer(address))
+        data = fenced(found.data if found else None, address=address, epoch=epoch)
+        try:
+            return store.swap(_pointer(address), data, expected=_version(found))
+        except ConflictError:  # a commit of the epoch before came first: it stands, and is fenced in its turn
+            continue
+
+
+def update(store: Store, address: str, holding: Holding, *, body: Process | None) -> None:
+    """Records which process group runs the step. Raises `LeaseLostError` if the lease is no longer ours."""
+    _change(store, address, holding, body=body)
+
+
+def renew(store: Store, address: str, holding: Holding) -> None:
+    """Advances the beat. Raises `LeaseLostError` if the lease is no longer ours."""
+    _change(store, address, holding)
+
+
+def release(store: Store, address: str, holding: Holding) -> None:
+    """Gives the lease back, if it is still ours. The epoch stays, so that the next holder's is higher."""
+    with contextlib.suppress(LeaseLostError):
+        _change(store, address, holding, held=False, body=None)
+    faults.reached("lease-released")
+
+
+def check(store: Store, address: str, holding: Holding) -> None:
+    """Raises `LeaseLostError` if the lease is no longer ours."""
+    _ours(store.read(key(address)), address, holding)
+
+
+def commit(store: Store, address: str, holding: Holding, data: bytes) -> None:
+    """Swaps the pointer in.
 
     Raises:
-        LeaseLostError: another runner has taken the step over.
+        LeaseLostError: another runner has taken the step over; nothing is committed.
+        UnsettledError: the store did not answer; it may yet be committed, so the lease must not be given back.
     """
-    with store.exclusive(key(address)):
+
+    def still_ours(lease: bytes | None) -> bool:
         try:
-            current = read(store, address)
-        except NewerRecordError as e:
-            raise LeaseLostError(f"step {address}: the lease of epoch {lease.epoch} is lost: {e}") from e
-        if current is None or current.nonce != lease.nonce or not current.held:
-            by = current.who if current else "no one"
-            raise LeaseLostError(
-                f"step {address}: the lease of epoch {lease.epoch} is lost to {by}; this attempt is void"
-            )
-        yield current
+            return bool(_ours(lease, address, holding))
+        except LeaseLostError:
+            return False
 
-
-def update(store: Store, address: str, lease: Lease, *, body: Process | None) -> None:
-    """Records which process group runs the step."""
-    with fenced(store, address, lease) as current:
-        _write(store, address, replace(current, body=body))
-
-
-def renew(store: Store, address: str, lease: Lease) -> None:
-    """Advances the beat. Raises `LeaseLostError` if the lease is no longer ours."""
-    with fenced(store, address, lease) as current:
-        _write(store, address, replace(current, beat=current.beat + 1))
-
-
-@contextmanager
-def kept(
-    store: Store, held: Callable[[], list[tuple[str, Lease]]], *, lost: Callable[[str, LeaseLostError], None]
-) -> Generator[None]:
-    """Renews leases from a thread as long as the context lasts; a write that fails is tried again at the next beat.
-
-    Args:
-        store: the prefix.
-        held: address and lease of each step that is held now; called at every beat.
-        lost: told of a lease that another runner has taken over.
-    """
-    over = threading.Event()
-
-    def beat() -> None:
-        while not over.wait(BEAT):
-            for address, lease in held():
-                try:
-                    renew(store, address, lease)
-                except LeaseLostError as e:
-                    lost(address, e)
-                except MarinCoreError as e:
-                    log.warning("lease of %s not renewed: %s", address, e)
-
-    threading.Thread(target=beat, daemon=True, name="marin-leases").start()
+    guard = Guard(key(address), still_ours)
     try:
-        yield
-    finally:
-        over.set()
+        store.swap(_pointer(address), data, expected=holding.pointer, guard=guard, durable=True)
+    except ConflictError as e:
+        check(store, address, holding)
+        raise LeaseLostError(f"step {address}: its step.json was changed by someone else meanwhile") from e
 
 
-def release(store: Store, address: str, lease: Lease) -> None:
-    """Gives the lease back, if it is still ours. The epoch stays, so that the next holder's is higher."""
-    try:
-        with fenced(store, address, lease) as current:
-            _write(store, address, replace(current, held=False, body=None))
-    except LeaseLostError:
-        pass
-
-
-def _write(store: Store, address: str, lease: Lease) -> None:
-    store.write(key(address), json.dumps(asdict(lease), sort_keys=True, allow_nan=False).encode(), durable=False)
-
-
-@functools.cache
-def this_host() -> str:
-    """This machine since its last boot, and this pid namespace of it: where a pid means the same process."""
-    parts = [socket.gethostname()]
-    for source in (
-        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        lambda: str(Path("/proc/self/ns/pid").readlink()),
-    ):
+def _change(store: Store, address: str, holding: Holding, **changes: Any) -> None:
+    while True:
+        found = store.read_versioned(key(address))
+        current = _ours(found.data if found else None, address, holding)
         try:
-            parts.append(source())
-        except OSError:
-            parts.append("")
-    return ":".join(parts)
-
-
-def _start_tick(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat; the command in field 2 may hold spaces and parentheses. None for a zombie as well."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == "Z" else int(fields[19])
-
-
-def _kill_group(body: Process) -> None:
-    """Kills what a dead holder left running, and waits until it is gone. A pid alone may be another's by now."""
-    deadline = time.monotonic() + 10
-    while body.started and body.alive() and time.monotonic() < deadline:
-        try:
-            os.killpg(body.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
+            changed = replace(current, beat=current.beat + 1, **changes)
+            store.swap(key(address), _json(changed), expected=_version(found))
             return
-        time.sleep(0.005)
+        except ConflictError:  # our own other thread, or a successor: the next look tells
+            continue
+
+
+def _ours(data: bytes | None, address: str, holding: Holding) -> Lease:
+    """The lease as it stands, if it is the one that we hold."""
+    lost = f"step {address}: the lease of epoch {holding.epoch} is lost"
+    try:
+        current = _lease(data, where=key(address))
+    except NewerRecordError as e:
+        raise LeaseLostError(f"{lost}: {e}") from e
+    if current is None or current.nonce != holding.lease.nonce or not current.held:
+        raise LeaseLostError(f"{lost} to {current.who if current else 'no one'}; this attempt is void")
+    return current
+
+
+def _pointer(address: str) -> str:
+    return f"{address}/step.json"
+
+
+def _version(found: Versioned | None) -> str | None:
+    return None if found is None else found.version
+
+
+def _json(lease: Lease) -> bytes:
+    return json.dumps(asdict(lease), sort_keys=True, allow_nan=False).encode()

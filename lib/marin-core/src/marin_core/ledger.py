@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from marin_core import facts
+from marin_core import facts, faults
 from marin_core.graph import Graph, Node
 from marin_core.reasons import Planned
 from marin_core.records import Digests, NodeRecord, RunRecord, StepRecord, finite, to_json
@@ -166,6 +166,7 @@ class Ledger:
         start = time.monotonic()
         self._record = replace(self.record, nodes=tuple(self.nodes.values()))
         self.store.write(f"runs/{self.run_id}.json", to_json(self._record).encode(), durable=False)
+        faults.reached("run-recorded")
         now = time.monotonic()
         self._next_write = now + max(_LEAST_PERIOD, 10 * (now - start))
 

@@ -13,21 +13,33 @@ interrupt.
 import heapq
 import logging
 import queue
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
-from marin_core import attempts, leases, reasons
+from marin_core import attempts, faults, leases, reasons, renewals
 from marin_core.attempts import Attempt, Ended
-from marin_core.errors import LeaseLostError, MarinCoreError, NewerRecordError, PrefixError, RunInterrupted
+from marin_core.errors import (
+    LeaseLostError,
+    MarinCoreError,
+    NewerRecordError,
+    PrefixError,
+    RunInterrupted,
+    UnsettledError,
+)
 from marin_core.graph import Graph, Node
+from marin_core.handles import Input
 from marin_core.launchers import Launcher
 from marin_core.ledger import Ledger, Observer
+from marin_core.processes import Process, kill_group
 from marin_core.reasons import Options
 from marin_core.records import Decision, Failure, RunRecord, StepRecord
 from marin_core.steps import Step, typed_value
@@ -35,7 +47,7 @@ from marin_core.store import Store
 
 log = logging.getLogger(__name__)
 
-_CONTESTED_EVERY = 0.1
+_CONTESTED_EVERY, _CONTESTED_EVERY_REMOTE = 0.1, 1.0
 """Seconds between looks at a lease that another runner holds."""
 _POLL_EVERY = 1.0
 """Seconds between polls of running jobs, for launchers that do not notify."""
@@ -52,6 +64,7 @@ class Loop:
         keep_going: after a failure, still run what does not depend on it.
         options: forced, accepted or selected steps.
         observer: the display.
+        lease_seconds: term of the leases; see `leases.Lease`.
     """
 
     def __init__(
@@ -64,11 +77,13 @@ class Loop:
         keep_going: bool,
         options: Options,
         observer: Observer,
+        lease_seconds: float = leases.TERM,
     ) -> None:
         self.graph, self.store, self.launcher, self.options = graph, store, launcher, options
         self.blocking = getattr(launcher, "blocking", False)
         self.max_workers = 1 if self.blocking else max_workers
         self.keep_going = keep_going
+        self.lease_seconds = lease_seconds
         self.ledger = Ledger(store=store, graph=graph, observer=observer)
         self.events: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
         self.stopping: Literal["failed", "refused", "cancelled"] | None = None
@@ -104,7 +119,7 @@ class Loop:
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
-        with self._signals_as_events(), leases.kept(self.store, self._held, lost=self._note_loss):
+        with self._signals_as_events(), self._leases_kept():
             try:
                 self._loop()
             except BaseException as e:
@@ -132,10 +147,11 @@ class Loop:
 
     def _next_event(self) -> tuple[str, Any, Any]:
         """The next event. It looks around by itself only for another runner's lease or a launcher that may be mute."""
+        every = _CONTESTED_EVERY if self.store.local else _CONTESTED_EVERY_REMOTE
         while True:
             contested = bool(self.contested) and self.stopping is None
             try:
-                return self.events.get(timeout=_CONTESTED_EVERY if contested else _POLL_EVERY)
+                return self.events.get(timeout=every if contested else _POLL_EVERY)
             except queue.Empty:
                 if contested:
                     return ("look", None, None)
@@ -217,7 +233,9 @@ class Loop:
         """Takes the lease, looks once more whether the output is there by now, and launches."""
         node = self.graph.nodes[address]
         try:
-            lease = leases.acquire(self.store, address, run_id=self.ledger.run_id, witness=self.witness)
+            lease = leases.acquire(
+                self.store, address, run_id=self.ledger.run_id, witness=self.witness, term=self.lease_seconds
+            )
         except NewerRecordError as e:
             self.contested.pop(address, None)
             self._act(node, "refuse", str(e))
@@ -231,6 +249,8 @@ class Loop:
             return
         waited_for = self.contested.pop(address, None)
         try:
+            if lease.overtaken is not None:
+                self._clear_away(address, lease.overtaken)
             decision, reason = self._decision_under_lease(node, waited_for)
             if decision == "run":
                 self._launch(node, lease, reason)
@@ -240,6 +260,13 @@ class Loop:
             raise
         leases.release(self.store, address, lease)
         self._act(node, decision, reason)
+
+    def _clear_away(self, address: str, overtaken: leases.Lease) -> None:
+        """Ends the job of a holder who was overtaken, wherever its launcher runs it: a process group on this host is
+        dead by now, but a remote job does not die with its driver."""
+        name = attempts.job_of(self.store, address, epoch=overtaken.epoch)
+        if name is not None:
+            self.launcher.cancel(name, grace=0)
 
     def _decision_under_lease(self, node: Node, waited_for: str | None) -> tuple[Decision, str]:
         """The decision that counts: nobody else can commit now. What another runner has just made is not made again."""
@@ -253,14 +280,14 @@ class Loop:
             return "reuse", f"made by run {waited_for} meanwhile"
         return decision, reason
 
-    def _launch(self, node: Node, lease: leases.Lease, reason: str) -> None:
+    def _launch(self, node: Node, lease: leases.Holding, reason: str) -> None:
         attempt = attempts.begin(
             self.store,
             node,
             lease,
             run_id=self.ledger.run_id,
             reason=reason,
-            arguments=attempts.arguments_for(node.step, committed=self._output_url, value=self._value),
+            arguments=attempts.arguments_for(node.step, committed=self._input, value=self._value),
             inputs={a: self.outputs[a] or "" for a in node.upstream},
             fresh=node.address not in self.tries and reasons.matches(self.options.force + self.options.rebuild, node),
         )
@@ -280,16 +307,25 @@ class Loop:
             self.events.put(("examined", attempt.job.name, Ended(failure=edited)))
             return
         self.launcher.launch(attempt.job, notify=lambda name: self.events.put(("ended", name, None)))
+        faults.reached("body-launched")
         status = self.launcher.poll(attempt.job.name)
         if status is not None and status.running and status.pid is not None:
             try:
-                leases.update(self.store, node.address, lease, body=leases.Process.of(status.pid))
+                leases.update(self.store, node.address, lease, body=Process.of(status.pid))
             except LeaseLostError as e:
                 self._note_loss(node.address, e)
 
-    def _output_url(self, step: Step) -> str:
+    def _input(self, step: Step) -> Input:
+        if step.external is not None:
+            return Input(step.external)
         address = self.graph.handles[step]
-        return step.external or self.store.child(f"{address}/attempts/{self.ledger.nodes[address].attempt}/out")
+        url = self.store.child(f"{address}/attempts/{self.ledger.nodes[address].attempt}/out")
+        return Input(url, cache="" if self.store.local else str(self._cache))
+
+    @property
+    def _cache(self) -> Path:
+        """Where bodies keep what they fetch from a remote prefix, on whichever host they run."""
+        return Path(tempfile.gettempdir()) / f"marin-inputs-{self.ledger.run_id}"
 
     def _value(self, step: Step) -> Any:
         return typed_value(step, self.ledger.nodes[self.graph.handles[step]].value)
@@ -300,6 +336,7 @@ class Loop:
         attempt, status = self.running[name], self.launcher.poll(name)
         if status is None or status.running or attempt.address in self.examining:
             return
+        faults.reached("body-ended")
         self.examining.add(attempt.address)
         future = self.examiners.submit(attempts.examine, attempt, status)
         future.add_done_callback(lambda f: None if f.cancelled() else self.events.put(("examined", name, f.result())))
@@ -312,22 +349,29 @@ class Loop:
 
     def _examined(self, name: str, ended: Ended) -> None:
         attempt = self._retire(name)
-        if ended.failure is not None:
-            self._failed(attempt, ended.failure)
-            return
+        faults.reached("output-hashed")
+        record = None
         try:
-            record = attempts.commit(self.store, attempt, ended)
+            if ended.failure is None:
+                record = attempts.commit(self.store, attempt, ended)
+            else:  # whoever takes a step over kills the body that it finds: such a death is no crash, to be tried again
+                leases.check(self.store, attempt.address, attempt.lease)
         except (LeaseLostError, PrefixError) as e:
-            self._failed(attempt, Failure(type=type(e).__name__, message=str(e), traceback="", exit_code=e.exit_code))
+            failure = Failure(type=type(e).__name__, message=str(e), traceback="", exit_code=e.exit_code)
+            self._failed(attempt, failure, settled=not isinstance(e, UnsettledError))
+            return
+        if record is None:
+            assert ended.failure is not None
+            self._failed(attempt, ended.failure)
             return
         attempts.close(self.store, attempt, state="succeeded")
         self.ledger.commit(attempt.address, record)
         self._settle(attempt.address, record.output_digest, outcome="succeeded", ended_at=record.committed_at)
 
-    def _failed(self, attempt: Attempt, failure: Failure) -> None:
+    def _failed(self, attempt: Attempt, failure: Failure, *, settled: bool = True) -> None:
         """Another try if the step has one left and the failure is not a user's mistake; else the node has failed."""
         address, now = attempt.address, time.time()
-        attempts.close(self.store, attempt, state="failed", failure=failure)
+        attempts.close(self.store, attempt, state="failed", failure=failure, settled=settled)
         if failure.exit_code is None and self.tries[address] <= attempt.node.step.retries and self.stopping is None:
             self.ledger.observer.said(f"{attempt.node.name}: failed ({failure.type}: {failure.message}), trying again")
             self.ledger.set(address, outcome="pending")
@@ -353,6 +397,8 @@ class Loop:
         for stopper in stoppers:
             stopper.join()
         self.examiners.shutdown(wait=False, cancel_futures=True)
+        if self.store.local is None:
+            shutil.rmtree(self._cache, ignore_errors=True)
         now, reason = time.time(), "the run was interrupted"
         for attempt in list(self.running.values()):
             try:
@@ -371,13 +417,20 @@ class Loop:
 
     # Beside the loop: these are called from other threads, or from a signal
 
-    def _held(self) -> list[tuple[str, leases.Lease]]:
+    def _leases_kept(self) -> AbstractContextManager[None]:
+        return renewals.kept(self.store, self._held, lost=self._note_loss, term=self.lease_seconds)
+
+    def _held(self) -> list[tuple[str, leases.Holding]]:
         return [(attempt.address, attempt.lease) for attempt in list(self.running.values())]
 
     def _note_loss(self, address: str, error: LeaseLostError) -> None:
+        """Kills the body's processes on this host at once, whatever the loop is busy with, and has it end the rest."""
         for name, attempt in list(self.running.items()):
             if attempt.address == address:
                 self.events.put(("lost", name, error))
+                status = self.launcher.poll(name)
+                if status is not None and status.running and status.pid is not None:
+                    kill_group(Process.of(status.pid))
 
     @contextmanager
     def _signals_as_events(self) -> Generator[None]:

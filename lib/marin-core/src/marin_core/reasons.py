@@ -19,7 +19,7 @@ from typing import Any
 from marin_core import identity
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
-from marin_core.records import Decision, StepRecord, from_json
+from marin_core.records import Decision, StepRecord, committed
 from marin_core.steps import OnCodeChange
 from marin_core.store import Store
 
@@ -96,11 +96,12 @@ Found = StepRecord | CorruptRecordError | NewerRecordError | None
 def read_record(store: Store, address: str) -> Found:
     """The committed record of a step; the error if there is one that cannot be read."""
     key = f"{address}/step.json"
-    data = store.read(key)
-    if data is None:
-        return None
+    return _record(store.read(key), where=key)
+
+
+def _record(data: bytes | None, *, where: str) -> Found:
     try:
-        return from_json(StepRecord, data, where=key)
+        return committed(data, where=where)
     except (CorruptRecordError, NewerRecordError) as e:
         return e
 
@@ -115,12 +116,14 @@ def plan(graph: Graph, store: Store, *, options: Options) -> tuple[Planned, ...]
     planned: dict[str, Planned] = {}
     outputs: dict[str, str | None] = {}
     history = History(store)
-    for address, node in restrict(graph, options).nodes.items():
+    nodes = restrict(graph, options).nodes
+    stored = store.read_many(f"{address}/step.json" for address, node in nodes.items() if node.step.external is None)
+    for address, node in nodes.items():
         if node.step.external is not None:
             decision, reason = adopted(node)
             record, outputs[address] = None, node.recipe_digest
         else:
-            found = read_record(store, address)
+            found = _record(next(stored), where=f"{address}/step.json")
             decision, reason = decide(node, found, outputs=outputs, options=options, store=store, history=history)
             record = found if isinstance(found, StepRecord) else None
             kept = record is not None and decision in ("reuse", "accept")
@@ -167,7 +170,8 @@ def decide(
     if selected and matches(options.force, node):
         return "run", "forced by --force"
     decision, reason = _stale(node, found, outputs=outputs, options=options)
-    damage = store.damage(f"{node.address}/attempts/{found.attempt}/out", found.files)
+    # Objects are written whole and never change; to list them would cost every step of a plan a round trip.
+    damage = store.damage(f"{node.address}/attempts/{found.attempt}/out", found.files) if store.local else []
     if damage and decision != "refuse":
         more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
         damaged = f"committed output is damaged: {damage[0]}{more}"

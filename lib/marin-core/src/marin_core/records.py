@@ -3,7 +3,8 @@
 Three kinds of JSON file under a prefix, each a frozen dataclass here and each with a ``schema`` number (a record of a
 later schema is refused, never guessed at):
 
-- ``{address}/step.json``                  `StepRecord`: which attempt is committed, its manifest and its value.
+- ``{address}/step.json``                  `StepRecord`: which attempt is committed, its manifest and its value. One
+                                           that names no attempt is a fence (see `leases`) and stands for nothing.
 - ``{address}/attempts/{n}/attempt.json``  `AttemptRecord`: one try, whatever came of it.
 - ``runs/{run_id}.json``                   `RunRecord`: the graph that was asked for, and for every node the
                                            decision with its reason, the times and the outcome.
@@ -62,7 +63,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """The pointer to the committed attempt. A step exists exactly when this file does."""
+    """The pointer to the committed attempt. A step exists exactly when this file does and names one."""
 
     address: str
     name: str
@@ -83,6 +84,8 @@ class StepRecord:
     """Upstream address -> the output digest that this attempt read."""
     epoch: int = 0
     """Epoch of the lease under which it was committed."""
+    fence: int = 0
+    """Epoch of the last lease that fenced it off from earlier ones; see `leases`."""
     schema: int = SCHEMA
 
     @property
@@ -191,6 +194,38 @@ def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:
         return build(kind, data)
     except (ValueError, TypeError, KeyError) as e:
         raise CorruptRecordError(f"{where}: not a readable {kind.__name__} ({e})") from e
+
+
+def committed(text: str | bytes | None, *, where: str) -> StepRecord | None:
+    """Reads what ``step.json`` holds; None if there is none, or a fence that names no attempt.
+
+    Raises:
+        CorruptRecordError: the text is not JSON or lacks a field.
+        NewerRecordError: it is of a later schema.
+    """
+    if text is None or _is_fence(text):
+        return None
+    return from_json(StepRecord, text, where=where)
+
+
+def _is_fence(text: str | bytes) -> bool:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(data, dict) and data.get("attempt", 0) is None
+
+
+def fenced(text: bytes | None, *, address: str, epoch: int) -> bytes:
+    """What ``step.json`` becomes when an epoch fences it: it says the same of a committed attempt, in other bytes."""
+    try:
+        data = json.loads(text or b"{}")
+    except ValueError:
+        data = None
+    if not isinstance(data, dict):
+        return (text or b"") + f"\n{epoch}".encode()  # not readable before, nor after
+    data = data or {"address": address, "attempt": None, "schema": SCHEMA}
+    return (json.dumps(data | {"fence": epoch}, indent=2, sort_keys=True) + "\n").encode()
 
 
 def check_schema(data: dict[str, Any], *, where: str) -> None:

@@ -15,6 +15,7 @@ from marin_core.errors import DriftError, MissingOutputError, NewerRecordError, 
 from marin_core.graph import Graph, lower
 from marin_core.handles import Input
 from marin_core.launchers import Launcher, make_launcher
+from marin_core.leases import TERM
 from marin_core.ledger import Observer, Silence
 from marin_core.loop import Loop
 from marin_core.reasons import Options
@@ -113,6 +114,8 @@ class StepRunner:
         keep_going: after a failure, still run what does not depend on it.
         options: forced, accepted or selected steps.
         observer: a display; None for silence.
+        lease_seconds: how long this runner may be silent before another one takes over what it runs.
+        unsafe_single_writer: take a prefix whose store has no conditional writes; see `open_store`.
 
     Raises:
         UsageError: no such launcher, or one that cannot reach the prefix.
@@ -128,16 +131,21 @@ class StepRunner:
         keep_going: bool = False,
         options: Options | None = None,
         observer: Observer | None = None,
+        lease_seconds: float = TERM,
+        unsafe_single_writer: bool = False,
     ) -> None:
         if max_workers < 1:
             raise UsageError(f"max_workers={max_workers} must be at least 1")
-        self.store = open_store(prefix)
+        if not lease_seconds > 0:
+            raise UsageError(f"lease_seconds={lease_seconds} must be above 0")
+        self.store = open_store(prefix, unsafe_single_writer=unsafe_single_writer)
+        self.lease_seconds = lease_seconds
         self.launcher = make_launcher(launcher)
         self.max_workers = max_workers
         self.keep_going = keep_going
         self.options = options or Options()
         self.observer = observer or Silence()
-        if self.store.local is None and launcher != "inline":
+        if not self.store.shared and launcher != "inline":
             raise UsageError(f"prefix {self.store.url} lives in this process alone; use launcher='inline'")
 
     def run(self, graph: Graph) -> RunReport:
@@ -159,6 +167,7 @@ class StepRunner:
             keep_going=self.keep_going,
             options=replace(self.options, until=()),
             observer=self.observer,
+            lease_seconds=self.lease_seconds,
         )
         return RunReport(record=loop.run(), graph=loop.graph, prefix=self.store.url)
 
@@ -185,7 +194,7 @@ def committed_path(step: Step, *, prefix: str | Path | None = None) -> Path:
     """The directory of a step's committed output; see `Step.path`."""
     if step.external is not None:
         return Path(step.external)
-    store = open_store(prefix)
+    store = open_store(prefix, unsafe_single_writer=True)
     address = lower(step).handles[step]
     record = reasons.read_record(store, address)
     if isinstance(record, NewerRecordError):

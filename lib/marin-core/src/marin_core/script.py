@@ -57,6 +57,8 @@ class Flags:
     """Cores to fill with steps; default all, and at least 2, so that what is independent runs side by side."""
     prefix: str = dataclasses.field(default_factory=default_prefix)
     """Where outputs and records lie: a directory or URL; default MARIN_PREFIX or .marin."""
+    unsafe_single_writer: bool = False
+    """Take a prefix whose store has no conditional writes: nobody else may run there meanwhile."""
     keep_going: bool = False
     """After a failure, still run what does not depend on it."""
     fail_fast: bool = False
@@ -138,6 +140,7 @@ def _run(handles: Any, flags: Flags, epilogue: Callable[[RunReport], str] | None
         keep_going=flags.keep_going,
         options=flags.options(),
         observer=display,
+        unsafe_single_writer=flags.unsafe_single_writer,
     )
     with display:
         report = runner.run(graph)
@@ -202,7 +205,8 @@ def _show_plan(handles: Any, flags: Flags) -> int:
     from marin_core import reasons
 
     graph = restrict(lower(handles), flags.options())
-    planned = reasons.plan(graph, open_store(flags.prefix), options=replace(flags.options(), until=()))
+    store = open_store(flags.prefix, unsafe_single_writer=flags.unsafe_single_writer)
+    planned = reasons.plan(graph, store, options=replace(flags.options(), until=()))
     if flags.json:
         print(json.dumps([plan_entry(p) for p in planned], indent=2, allow_nan=False))  # noqa: T201
     else:

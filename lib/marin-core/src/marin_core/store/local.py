@@ -1,0 +1,232 @@
+"""A local directory as a store.
+
+A write is a temporary file beside its target and a rename over it. A swap is that, with the step's lock held around
+the comparison and the rename: ``flock`` on ``{address}/.lock``, which the kernel releases when its holder dies,
+however it dies. One lock serves all the keys of a step, its attempts included, so a guard on the lease and the swap of
+the pointer are one critical section.
+
+What is flushed to disk is what a power failure could otherwise make wrong rather than merely old: outputs and the
+pointers to them. A lease is not: the machine that lost it has lost its holder too.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+from marin_core.errors import ConflictError, PrefixError
+from marin_core.records import FileEntry
+from marin_core.store import Guard, Store, Versioned
+from marin_core.store.manifests import sha256_of, sync_directory
+
+
+class LocalStore(Store):
+    """A directory of this machine, or one that it has mounted.
+
+    Args:
+        path: the directory; it need not exist yet.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._root = Path(path).expanduser().absolute()
+        self.url = str(self._root)
+
+    @property
+    def local(self) -> Path:
+        """The directory."""
+        return self._root
+
+    def read(self, key: str) -> bytes | None:
+        """The bytes at a key; None when there is nothing."""
+        try:
+            with open(f"{self.url}/{key}", "rb", buffering=0) as f:  # noqa: PTH123  a step reads some ten small records
+                return f.readall()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as e:
+            raise self.error(e) from e
+
+    def read_versioned(self, key: str) -> Versioned | None:
+        """The bytes at a key, and their digest as the version."""
+        data = self.read(key)
+        return None if data is None else Versioned(data, _version(data))
+
+    def swap(
+        self, key: str, data: bytes, *, expected: str | None, guard: Guard | None = None, durable: bool = False
+    ) -> str:
+        """Compares and replaces under the step's lock."""
+        with self._locked(key):
+            found = self.read_versioned(key)
+            if (found.version if found else None) != expected:
+                raise ConflictError(f"{self.child(key)} is no longer what was read")
+            if guard is not None and not guard.holds(self.read(guard.key)):
+                raise ConflictError(f"{self.child(guard.key)} forbids a change of {key}")
+            self.write(key, data, durable=durable)
+        return _version(data)
+
+    def write(self, key: str, data: bytes, *, durable: bool = True) -> None:
+        """A temporary file, flushed if ``durable``, then a rename."""
+        path = self._root / key
+        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+            with _created(temporary) as f:
+                f.write(data)
+                if durable:
+                    f.flush()
+                    os.fsync(f.fileno())
+            temporary.replace(path)
+            if durable:
+                sync_directory(path.parent)
+        except OSError as e:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise self.error(e, at=path if e.filename == str(temporary) else None) from e
+
+    def delete(self, key: str) -> None:
+        """Removes a key if it is there."""
+        try:
+            (self._root / key).unlink(missing_ok=True)
+        except OSError as e:
+            raise self.error(e) from e
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Generator[None]:
+        """Holds the lock of the step that a key belongs to."""
+        step = self._root / (key.partition("/attempts/")[0] if "/attempts/" in key else os.path.dirname(key))  # noqa: PTH120
+        path = f"{step}/.lock"
+        while True:
+            try:
+                descriptor = _lock_file(path)
+            except OSError as e:
+                raise self.error(e) from e
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if _is_still(path, descriptor):
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
+
+    def names(self, key: str) -> list[str]:
+        """Names of the entries directly under a key, sorted; empty when there is none."""
+        try:
+            return sorted(entry.name for entry in os.scandir(self._root / key))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as e:
+            raise self.error(e) from e
+
+    def find(self, name: str) -> Iterator[str]:
+        """Keys whose last component is ``name``, without descending into attempts, in order of path."""
+        for directory, subdirectories, files in os.walk(self._root):
+            inside = ("attempts", "work") if {name, "lease.json"} & set(files) else ()
+            subdirectories[:] = sorted(d for d in subdirectories if d not in inside)
+            if name in files:
+                yield (Path(directory) / name).relative_to(self._root).as_posix()
+
+    def tree(self, key: str) -> dict[str, int]:
+        """Every file below a key: its path relative to the key -> its size in bytes, in order of path."""
+        root = self._root / key
+        return {p.relative_to(root).as_posix(): p.stat().st_size for p in sorted(root.rglob("*")) if p.is_file()}
+
+    def remove_tree(self, key: str) -> None:
+        """Removes every file below a key, and the directory."""
+        shutil.rmtree(self._root / key, ignore_errors=True)
+
+    def put_file(self, source: Path, key: str) -> None:
+        """Copies a local file to a key."""
+        try:
+            (self._root / key).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, self._root / key)
+        except OSError as e:
+            raise self.error(e) from e
+
+    def get_file(self, key: str, target: Path) -> None:
+        """Copies a key to a local file."""
+        shutil.copyfile(self._root / key, target)
+
+    def damage(self, key: str, files: tuple[FileEntry, ...], *, deep: bool = False) -> list[str]:
+        """What is wrong with a committed output directory. Looks at the manifest's files alone."""
+        root, found = self._root / key, []
+        for entry in files:
+            try:
+                size = (root / entry.path).stat().st_size
+                if size != entry.size:
+                    found.append(f"{entry.path} has {size} bytes instead of {entry.size}")
+                elif deep and sha256_of(root / entry.path) != entry.sha256:
+                    found.append(f"{entry.path} has another sha256 than recorded")
+            except FileNotFoundError:
+                found.append(f"{entry.path} is missing")
+            except OSError as e:
+                found.append(f"{entry.path} cannot be read: {e.strerror}")
+        return found
+
+    def check_writable(self) -> None:
+        """Raises `PrefixError` with the reason if nothing can be written here."""
+        probe = self._root / f".writable.{os.getpid()}.{threading.get_ident()}"
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+            probe.unlink()
+        except OSError as e:
+            raise self.error(e, at=self._root if e.filename == str(probe) else None) from e
+
+    def error(self, e: OSError, *, at: Path | None = None) -> PrefixError:
+        """The error that tells a user what an operating system error on this prefix means."""
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            return PrefixError(f"prefix {self.url}: no space left on the device; free some, or choose another --prefix")
+        place = at or Path(os.fsdecode(e.filename or self.url))
+        misfit = self._misfit(place) if e.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST) else None
+        if misfit is not None:
+            return PrefixError(f"prefix {self.url}: {misfit}; delete that entry")
+        why = "not a directory" if e.errno == errno.EEXIST else e.strerror or e
+        named = "" if place == self._root else f" ({place})"
+        return PrefixError(f"prefix {self.url}: {why}{named}; choose another --prefix or MARIN_PREFIX")
+
+    def _misfit(self, place: Path) -> str | None:
+        """Of an entry below the prefix that is a file in a directory's stead, or the other way round: which it is."""
+        if self._root not in place.parents:
+            return None
+        if place.is_dir():
+            return f"{place} is a directory where a file belongs"
+        below = [p for p in (place, *place.parents) if self._root in p.parents]
+        found = next((p for p in below if p.exists()), None)
+        return f"{found} is a file where a directory belongs" if found is not None and not found.is_dir() else None
+
+
+def _version(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@contextlib.contextmanager
+def _created(path: Path) -> Generator:
+    """The file, open for writing; its directory is made only if it turns out to be missing."""
+    try:
+        f = path.open("wb")
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        f = path.open("wb")
+    with f:
+        yield f
+
+
+def _lock_file(path: str) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        return os.open(path, flags, 0o644)
+
+
+def _is_still(path: str, descriptor: int) -> bool:
+    """Whether a lock file is the one that others will find: the step may have been removed while we waited for it."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))  # noqa: PTH116
+    except FileNotFoundError:
+        return False

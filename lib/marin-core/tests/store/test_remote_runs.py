@@ -1,0 +1,188 @@
+"""Runs on an S3 prefix, by real drivers and workers against a real server: once each, whole, and nothing again."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from marin_core import StepRunner, lower
+from marin_core.cli import main as marin
+from marin_core.errors import MissingOutputError
+from marin_core.fetching import fetch
+from marin_core.handles import Input
+from marin_core.store import open_store
+
+pytest.importorskip("obstore")
+
+SCRIPT = textwrap.dedent(
+    """
+    import os, sys, time
+    from pathlib import Path
+    from marin_core import Input, Out, StepRunner, lower, main, step
+
+    HERE = Path(__file__).parent
+
+    def note(word):
+        with (HERE / "runs.txt").open("a") as f:
+            f.write(f"{word} {os.getpid()}\\n")
+
+    @step
+    def part(out: Out, *, number: int) -> int:
+        note(f"part{number}")
+        for i in range(20):
+            (out / "deep" / f"{i}.txt").parent.mkdir(exist_ok=True)
+            (out / "deep" / f"{i}.txt").write_text(str(number) * (i + 1))
+        print("made part", number)
+        return number
+
+    @step
+    def whole(out: Out, a: Input, b: Input) -> int:
+        note("whole")
+        while (HERE / "hold").exists():
+            time.sleep(0.01)
+        files = sorted(a.local().rglob("*.txt"))
+        (out / "all.txt").write_text("".join(p.read_text() for p in files) + b.open("deep/0.txt").read())
+        return len(files)
+
+    def build():
+        return whole(part(number=1), part(number=2))
+
+    if __name__ == "__main__":
+        if "--term" in sys.argv:
+            report = StepRunner(os.environ["PREFIX"], lease_seconds=float(sys.argv[-1])).run(lower(build()))
+            sys.exit(report.exit_code)
+        main(build)
+    """
+)
+
+
+class Lab:
+    def __init__(self, directory: Path, prefix: str) -> None:
+        self.directory, self.prefix = directory, prefix
+        (directory / "job.py").write_text(SCRIPT)
+        self.drivers: list[subprocess.Popen[str]] = []
+
+    def start(self, *flags: str) -> subprocess.Popen[str]:
+        driver = subprocess.Popen(
+            [sys.executable, str(self.directory / "job.py"), *flags],
+            cwd=self.directory,
+            env=os.environ | {"PREFIX": self.prefix},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.drivers.append(driver)
+        return driver
+
+    def words(self) -> list[str]:
+        notes = self.directory / "runs.txt"
+        return sorted(line.split()[0] for line in notes.read_text().splitlines()) if notes.exists() else []
+
+
+@pytest.fixture
+def lab(tmp_path: Path, s3_prefix: str) -> Iterator[Lab]:
+    made = Lab(tmp_path, s3_prefix)
+    yield made
+    for driver in made.drivers:
+        with contextlib.suppress(ProcessLookupError):
+            driver.kill()
+        driver.wait()
+
+
+def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        time.sleep(0.01)
+
+
+def test_a_script_runs_on_s3_and_a_rerun_does_nothing(
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = lab.start("--prefix", lab.prefix)
+    out, _ = first.communicate()
+    assert first.returncode == 0, out
+    assert "done: 3 of 3 steps executed" in out
+    again = lab.start("--prefix", lab.prefix)
+    out, _ = again.communicate()
+    assert (again.returncode, out) == (0, "nothing to do: 3 steps up to date\n")
+    assert lab.words() == ["part1", "part2", "whole"]
+
+    store = open_store(lab.prefix)
+    (key,) = [k for k in store.find("step.json") if k.startswith("whole")]
+    record = json.loads(store.read(key) or b"")
+    out_key = f"{record['address']}/attempts/1/out"
+    assert (record["value"], record["fence"]) == (20, 0)
+    assert store.tree(out_key) == {"all.txt": sum(range(1, 21)) + 1}
+    (part, _) = [k.removesuffix("/step.json") for k in store.find("step.json") if k.startswith("part")]
+    assert b"made part" in (store.read(f"{part}/attempts/1/log.txt") or b"")
+    attempt = json.loads(store.read(f"{part}/attempts/1/attempt.json") or b"")
+    assert (attempt["state"], attempt["log"]) == ("succeeded", f"{part}/attempts/1/log.txt")
+    assert not [p for p in Path("/tmp").glob("marin-attempt-*") if (p / "out/all.txt").exists()]
+
+    assert marin(["verify", "--deep", "--prefix", lab.prefix]) == 0
+    assert "3 steps checked, 0 damaged" in capsys.readouterr().out
+    store.write(f"{out_key}/all.txt", b"x" * (sum(range(1, 21)) + 1))
+    assert marin(["verify", "--deep", "--prefix", lab.prefix]) == 1
+    with pytest.raises(MissingOutputError, match=r"all\.txt has another sha256 than recorded"):
+        Input(f"{lab.prefix}/{out_key}", cache=str(tmp_path / "cache")).local()
+
+
+def test_a_fetch_that_was_interrupted_is_never_taken_for_whole(lab: Lab, s3: object, tmp_path: Path) -> None:
+    assert lab.start("--prefix", lab.prefix).wait() == 0
+    store = open_store(lab.prefix)
+    (key, _) = [k.removesuffix("/step.json") for k in store.find("step.json") if k.startswith("part")]
+    url, cache = f"{lab.prefix}/{key}/attempts/1/out", str(tmp_path / "cache")
+    whole = store.read(f"{key}/attempts/1/out/deep/7.txt") or b""
+    store.delete(f"{key}/attempts/1/out/deep/7.txt")
+    for _ in range(2):
+        with pytest.raises(MissingOutputError, match=r"deep/7\.txt is missing"):
+            fetch(url, cache=cache)
+    store.write(f"{key}/attempts/1/out/deep/7.txt", whole)
+    assert len(list(fetch(url, cache=cache).rglob("*.txt"))) == 20
+    store.remove_tree(f"{key}/attempts")
+    assert len(list(fetch(url, cache=cache).rglob("*.txt"))) == 20
+
+
+def test_two_runners_on_one_s3_prefix_execute_each_body_once(lab: Lab) -> None:
+    drivers = [lab.start("--prefix", lab.prefix), lab.start("--prefix", lab.prefix)]
+    outs = [driver.communicate()[0] for driver in drivers]
+    assert [driver.returncode for driver in drivers] == [0, 0], outs
+    assert lab.words() == ["part1", "part2", "whole"]
+
+
+def test_another_runner_finishes_what_a_killed_one_had_begun(lab: Lab) -> None:
+    (lab.directory / "hold").touch()
+    first = lab.start("--term", "2")
+    until(lambda: "whole" in lab.words())
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    (lab.directory / "hold").unlink()
+    second = lab.start("--term", "2")
+    out, _ = second.communicate()
+    assert second.returncode == 0, out
+    assert lab.words() == ["part1", "part2", "whole", "whole"]
+    store = open_store(lab.prefix)
+    (key,) = [k for k in store.find("step.json") if k.startswith("whole")]
+    record = json.loads(store.read(key) or b"")
+    assert (record["attempt"], record["epoch"], record["value"]) == (2, 2, 20)
+
+
+def test_a_remote_work_is_refused(module: Callable[[str], object], s3_prefix: str) -> None:
+    flow = module("""
+        from marin_core import Work, step
+
+        @step
+        def train(work: Work) -> int:
+            return 1
+    """)
+    from marin_core.errors import UsageError
+
+    with pytest.raises(UsageError, match="Work needs a local prefix"):
+        StepRunner(s3_prefix, launcher="inline").run(lower(flow.train()))  # type: ignore[attr-defined]
