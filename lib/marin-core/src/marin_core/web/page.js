@@ -1,5 +1,5 @@
 // What the page does beyond being read: links open their step, boxes light up their ancestors, charts follow the
-// pointer, digests are copied, steps are filtered. Everything is in the document already; without script it still reads.
+// pointer, digests are copied, steps are filtered. Without script the page still reads.
 "use strict";
 
 // A link to a step opens it.
@@ -16,12 +16,34 @@ document.addEventListener("click", (event) => {
   if (link && link.getAttribute("href") === location.hash) openTarget();
 });
 
-// In a very large run the details of a step are text until it is opened; they were escaped when they were written.
+// In a very large run the details of a step are made when it is opened: from what its group carries compressed, or
+// from the server. They were escaped when they were written.
+const unpacked = new WeakMap();
+
+async function unpack(group) {
+  const bytes = Uint8Array.from(atob(group.dataset.details), (character) => character.charCodeAt(0));
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(plain).text());
+}
+
+async function detailsOf(step) {
+  if (step.dataset.source) {
+    const answer = await fetch(step.dataset.source);
+    return answer.ok ? answer.text() : '<p class="note">The server has no details of this step.';
+  }
+  const row = step.parentElement;
+  const group = row.parentElement;
+  if (!unpacked.has(group)) unpacked.set(group, unpack(group));
+  return (await unpacked.get(group))[Array.prototype.indexOf.call(group.children, row)];
+}
+
 document.addEventListener(
   "toggle",
-  (event) => {
-    const folded = event.target.querySelector(":scope > noscript");
-    if (folded) folded.outerHTML = folded.textContent;
+  async (event) => {
+    const step = event.target;
+    if (!step.open || !step.matches(".steps details") || step.dataset.unfolding || step.children.length > 1) return;
+    step.dataset.unfolding = "yes";
+    step.insertAdjacentHTML("beforeend", await detailsOf(step));
   },
   true,
 );
@@ -168,7 +190,11 @@ function filterSteps(form) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-document.querySelectorAll(".lineage").forEach(traceLineage);
-document.querySelectorAll(".plot").forEach(followPointer);
-document.querySelectorAll(".filter").forEach(filterSteps);
+function enliven() {
+  document.querySelectorAll(".lineage").forEach(traceLineage);
+  document.querySelectorAll(".plot").forEach(followPointer);
+  document.querySelectorAll(".filter").forEach(filterSteps);
+}
+
+enliven();
 openTarget();
