@@ -6,7 +6,7 @@ to open (the failed, then the targets, then the rest in order); the others keep 
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marin_core.records import NodeRecord, RunRecord
 from marin_core.web.files import FoundFile, PrefixFiles, UnreadableFileError
@@ -70,6 +70,17 @@ class RunView:
         inspected = frozenset(ranked[:MAX_INSPECTED])
         apart = tuple(distinctions(record.nodes, edges))
         return cls(record, files, links, edges, apart, targets, inspected, outputs, missing, served)
+
+    def inspecting(self, index: int) -> "RunView":
+        """The same run with the files of one step looked at, whether or not they were before."""
+        directory = output_directory(self.record.nodes[index])
+        outputs, missing = dict(self.outputs), dict(self.missing)
+        if directory is not None and index not in self.inspected:
+            try:
+                outputs[index] = tuple(self.files.find(directory, max_files=_MAX_FILES))
+            except UnreadableFileError as e:
+                missing[index] = str(e)
+        return replace(self, inspected=self.inspected | {index}, outputs=outputs, missing=missing)
 
     @property
     def is_large(self) -> bool:
