@@ -119,17 +119,28 @@ class Server:
             return Answer(response.status, found, response.read())
 
 
+@pytest.fixture(scope="module")
+def new_lab(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Lab]:
+    """Makes empty prefixes, each beside a secret."""
+
+    def made() -> Lab:
+        place = tmp_path_factory.mktemp("lab")
+        (place / "secret.txt").write_text("the secret")
+        (place / "prefix").mkdir()
+        return Lab(place / "prefix")
+
+    return made
+
+
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def lab(new_lab: Callable[[], Lab]) -> Lab:
     """An empty prefix beside a secret."""
-    (tmp_path / "secret.txt").write_text("the secret")
-    (tmp_path / "prefix").mkdir()
-    return Lab(tmp_path / "prefix")
+    return new_lab()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., Server]]:
-    """Starts servers, and ends them after the test."""
+    """Starts servers, and ends them after the module's tests."""
     with contextlib.ExitStack() as stack:
 
         def started(prefix: Path, *flags: str) -> Server:

@@ -1,12 +1,11 @@
 """What the server refuses, over the wire: other names, other methods, and every way out of the prefix."""
 
 import os
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_core.server.guard import HEADERS, Hosts
@@ -45,13 +44,23 @@ ESCAPES = (
     f"{OUT}/loop",
     f"{OUT}/pipe",
 )
+UNSHOWN = (
+    "runs/r.json",
+    "a/0123456789ab/step.json",
+    "a/0123456789ab/lease.json",
+    "a/0123456789ab/attempts/1/attempt.json",
+    "a/0123456789ab/attempts/1/request.pickle",
+    ".ssh/id_rsa",
+)
 
 
-@pytest.fixture
-def server(lab: Any, start: Any) -> Any:
-    """The server on a prefix out of which every kind of link leads."""
+@pytest.fixture(scope="module")
+def lab(new_lab: Any) -> Any:
+    """A prefix out of which every kind of link leads."""
+    lab = new_lab()
     step = lab.node("a")
     lab.output(step, "notes.txt", "a remark")
+    lab.output(step, "folder.txt/deep.txt", "deep")
     lab.run("r", step)
     outside, out = lab.prefix.parent, lab.prefix / OUT
     (out / "link.txt").symlink_to(outside / "secret.txt")
@@ -66,6 +75,15 @@ def server(lab: Any, start: Any) -> Any:
     (outside / "elsewhere" / "step.json").write_text('{"note": "the secret"}')
     (lab.prefix / "linked").symlink_to(outside / "elsewhere")
     (lab.prefix / "runs" / "evil.json").symlink_to(outside / "secret.txt")
+    for key in UNSHOWN:
+        if not (lab.prefix / key).exists():
+            lab.write(key, "the secret")
+    return lab
+
+
+@pytest.fixture(scope="module")
+def server(lab: Any, start: Any) -> Any:
+    """The server on it."""
     return start(lab.prefix)
 
 
@@ -91,7 +109,7 @@ def test_a_run_record_that_is_a_link_out_is_not_read(server: Any) -> None:
     assert "leads outside the prefix" in server.get("/").text
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(
     st.sampled_from(ROUTES),
     st.lists(
@@ -109,22 +127,8 @@ def test_no_composition_of_path_elements_leads_out(server: Any, route: str, elem
     assert b"the secret" not in answer.body
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        "runs/r.json",
-        "a/0123456789ab/step.json",
-        "a/0123456789ab/lease.json",
-        "a/0123456789ab/attempts/1/attempt.json",
-        "a/0123456789ab/attempts/1/request.pickle",
-        ".ssh/id_rsa",
-    ],
-)
-def test_only_outputs_and_logs_are_handed_out(lab: Any, start: Any, key: str) -> None:
-    lab.run("r", lab.node("a"))
-    if not (lab.prefix / key).exists():
-        lab.write(key, "the secret")
-    server = start(lab.prefix)
+@pytest.mark.parametrize("key", UNSHOWN)
+def test_only_outputs_and_logs_are_handed_out(server: Any, key: str) -> None:
     for route in ("/files/", "/download/", "/images/"):
         answer = server.get(route + key)
         assert answer.status == 404
@@ -212,7 +216,7 @@ def test_any_host_header_gets_an_answer(header: str) -> None:
     assert Hosts.of("127.0.0.1").admits(header) in (True, False)
 
 
-def test_a_directory_is_not_a_file(lab: Any, server: Any) -> None:
+def test_a_directory_is_not_a_file(server: Any) -> None:
     assert server.get(f"/download/{OUT}/").status == 404
-    Path(lab.prefix / OUT / "deep.txt").mkdir()
-    assert server.get(f"/files/{OUT}/deep.txt").status == 404
+    assert server.get(f"/files/{OUT}/folder.txt").status == 404
+    assert server.get(f"/download/{OUT}/folder.txt/deep.txt").body == b"deep"

@@ -123,6 +123,14 @@ class Pages:
         )
         return StreamingResponse(events, media_type="text/event-stream")
 
+    def missing(self, request: "Request", _error: Exception) -> "Response":
+        """An address that leads to no page."""
+
+        def render() -> Markup:
+            raise UnreadableFileError(f"there is no page {request.url.path}")
+
+        return self._page(render)
+
     def _page(self, render: Callable[[], Markup]) -> "Response":
         """A page with its policy; or, in its place, one that says why there is none."""
         from starlette.responses import HTMLResponse
@@ -184,7 +192,7 @@ def make_application(prefix: str, *, hosts: Hosts | None = None, stopping: Calla
         Route("/images/{path:path}", pages.image),
         Route("/diff", pages.diff),
     ]
-    return Guard(Starlette(routes=routes), hosts or Hosts())
+    return Guard(Starlette(routes=routes, exception_handlers={404: pages.missing}), hosts or Hosts())
 
 
 def _number(request: "Request") -> int:

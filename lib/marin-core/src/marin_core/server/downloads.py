@@ -2,8 +2,8 @@
 
 A file is sent in blocks, each of which is opened anew inside the prefix, so that memory does not depend on its size
 and a link that takes its place in the middle leads nowhere. All go out as an attachment of unknown type, which no
-browser displays or runs; a picture has its type, and a policy under which not even an SVG that is opened by itself
-runs a script.
+browser displays or runs; a picture has its type, and an SVG, which could hold a script, is saved when it is opened by
+itself, and has a policy under which it would run none.
 
 See: RFC 9110 section 14 (ranges), RFC 6266 (Content-Disposition).
 """
@@ -46,6 +46,8 @@ def image(catalogue: Catalogue, path: str) -> "Response":
     if media_type is None:
         raise UnreadableFileError(f"{path}: not a picture")
     headers = {"Content-Security-Policy": _PICTURE_POLICY}
+    if media_type == IMAGES[".svg"]:
+        headers["Content-Disposition"] = "attachment"  # an img element shows it all the same
     return _sent(catalogue, path, headers=headers, media_type=media_type, range_header=None)
 
 

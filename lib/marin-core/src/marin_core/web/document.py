@@ -32,6 +32,7 @@ def document(title: str, *children: Child, served: bool = False) -> Markup:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("meta", name="generator", content="marin serve" if served else "marin report"),
+        element("link", rel="icon", href="data:,") if served else None,
         element("title", title),
         element("style", _asset(_STYLE)),
     )
