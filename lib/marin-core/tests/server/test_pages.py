@@ -282,7 +282,7 @@ def test_a_large_run_is_served_in_lines_whose_details_are_asked_for(new_lab: Any
     lab.write(key, "a line of the last")
     server = start(lab.prefix)
     page = server.get("/runs/20260601").text
-    assert 'data-source="/runs/20260601/steps/449"' in page
+    assert 'data-source="/runs/20260601/steps/299"' in page
     assert "data-details" not in page
     assert "Number 449." not in page
     detail = said(server, "/runs/20260601/steps/449")

@@ -24,7 +24,9 @@ _MAX_RECORD_BYTES = 256_000_000
 _KEPT_VIEWS = 3
 _KEPT_SUMMARIES = 2000
 _FRESH_SECONDS = 2.0
-"""How long a list of all addresses, which takes a walk through the prefix, stands in for another walk."""
+_FRESH_SHARE = 10
+"""How long a list of all addresses stands in for another walk through the prefix: so many seconds, or so many times
+what the walk took."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Catalogue:
         self.url = self.store.url
         self._views = _Kept(_KEPT_VIEWS)
         self._summaries = _Kept(_KEPT_SUMMARIES)
-        self._addresses: tuple[float, tuple[str, ...]] = (-_FRESH_SECONDS, ())
+        self._addresses: tuple[float, tuple[str, ...]] = (0.0, ())
         self._walking = threading.Lock()
 
     def files(self) -> PrefixFiles:
@@ -134,11 +136,13 @@ class Catalogue:
     def addresses(self) -> tuple[str, ...]:
         """Every step that was ever tried: those with a lease, and those with a committed output."""
         with self._walking:
-            at, found = self._addresses
-            if time.monotonic() - at >= _FRESH_SECONDS:
+            now = time.monotonic()
+            fresh_until, found = self._addresses
+            if now >= fresh_until:
                 keys = {key.rpartition("/")[0] for name in ("step.json", "lease.json") for key in self.store.find(name)}
                 found = tuple(sorted(keys - {""}))
-                self._addresses = (time.monotonic(), found)
+                took = time.monotonic() - now
+                self._addresses = (now + took + max(_FRESH_SECONDS, _FRESH_SHARE * took), found)
             return found
 
     def step(self, address: str) -> StepRecord | Unreadable | None:

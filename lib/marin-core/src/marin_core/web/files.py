@@ -194,15 +194,14 @@ def _filesystem_of(prefix: str) -> tuple[Any, str]:
     """The filesystem behind a prefix and the path in it; object stores through the client that the extras bring."""
     from fsspec.core import url_to_fs
 
-    scheme = prefix.partition("://")[0]
+    scheme, _, path = prefix.partition("://")
     if scheme not in _OBJECT_STORES:
         return url_to_fs(prefix)
     try:
         from obstore.fsspec import FsspecStore
     except ModuleNotFoundError as e:
         raise UsageError(f"prefix {prefix}: pip install 'marin-core[{_OBJECT_STORES[scheme]}]'") from e
-    filesystem: Any = FsspecStore("s3" if scheme == "s3" else "gs")
-    return filesystem, filesystem._strip_protocol(prefix)
+    return FsspecStore("s3" if scheme == "s3" else "gs"), path
 
 
 def _relative(path: str) -> PurePosixPath:

@@ -30,8 +30,9 @@ async function refresh() {
     if (old && now) old.replaceWith(document.adoptNode(now));
     else old?.remove();
   }
-  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   enliven();
+  if (open.length) await expandAll({ leisurely: false });
+  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
   if (text || outcome) {
     const form = document.querySelector(".filter");
     form.querySelector("input").value = text;

@@ -4,9 +4,10 @@ Each step is a ``<details>``: its line shows what was decided and why, when it r
 digests; opened, its arguments, value, files, log and failure.
 
 A page of 10,000 steps needs no paging. Steps come in groups that a browser lays out only when they are scrolled to
-(``content-visibility``), yet finds by search and by link. In a run so large the details are not elements until a step
-is opened: a page that stands alone carries them compressed, group by group (they are a tenth of their size then), and
-a served one asks the server for them.
+(``content-visibility``). In a run so large, all groups but the first few come compressed, a tenth of their size, and
+the page's script makes elements of them once the page stands, or when a link or the filter wants them. The details
+are not elements until a step is opened: a page that stands alone carries them compressed too, and a served one asks
+the server for them.
 """
 
 import base64
@@ -26,6 +27,8 @@ from marin_core.web.values import render_value
 from marin_core.web.view import MAX_INSPECTED, RunView, outcome_class
 
 _GROUP = 100
+_AT_ONCE = 3
+"""Groups of a large run that are elements from the start."""
 _LOG_LINES = 60
 _LOG_BYTES = 16_000
 _MAX_LINKS = 24
@@ -47,7 +50,7 @@ def render_steps(view: RunView) -> Markup:
         note(f"Logs and outputs are shown for {MAX_INSPECTED:,} of {len(nodes):,} steps.")
         if uninspected and not view.served
         else None,
-        element("noscript", note("A step opens by this page's script; without it there are the lines alone."))
+        element("noscript", note(f"Without this page's script the first {_GROUP * _AT_ONCE} steps are listed, closed."))
         if view.is_large
         else None,
         element(
@@ -86,16 +89,27 @@ class _Neighbours:
 def _group(view: RunView, indices: range, neighbours: _Neighbours) -> Markup:
     """Some steps, with their details inside, or packed beside them, or left at the server."""
     if view.is_large and view.served:
-        return element("ol", [_step(view, i, source=fold_url(view.record.run_id, i)) for i in indices], class_="steps")
+        rows = [_step(view, i, source=fold_url(view.record.run_id, i)) for i in indices]
+        return _large_group(rows, None, is_first=indices.start < _GROUP * _AT_ONCE)
     details = [_detail(view, i, neighbours) for i in indices]
     if view.is_large:
-        return element("ol", [_step(view, i) for i in indices], class_="steps", data_details=_packed(details))
+        return _large_group([_step(view, i) for i in indices], details, is_first=indices.start < _GROUP * _AT_ONCE)
     return element("ol", [_step(view, i, detail=d) for i, d in zip(indices, details, strict=True)], class_="steps")
 
 
-def _packed(details: Sequence[Markup]) -> str:
-    """Details as the page's script reads them: a JSON list, deflated (zlib's format), in base 64."""
-    return base64.b64encode(zlib.compress(json.dumps(details).encode(), level=6)).decode("ascii")
+def _large_group(rows: Sequence[Markup], details: Sequence[Markup] | None, *, is_first: bool) -> Markup:
+    return element(
+        "ol",
+        rows if is_first else None,
+        class_="steps",
+        data_rows=None if is_first else _packed(rows),
+        data_details=_packed(details) if details is not None else None,
+    )
+
+
+def _packed(markup: Sequence[Markup]) -> str:
+    """Markup as the page's script reads it: a JSON list, deflated (zlib's format), in base 64."""
+    return base64.b64encode(zlib.compress(json.dumps(markup).encode(), level=4)).decode("ascii")
 
 
 def render_failure(failure: Failure) -> Markup:
@@ -200,12 +214,14 @@ def _part(title: str, body: Markup | None) -> Markup | None:
 def _facts(view: RunView, node: NodeRecord, *, upstream: Sequence[int], downstream: Sequence[int]) -> Markup:
     started = f"{format_time(node.started_at)}, " if node.started_at is not None else ""
     took = f"{started}{format_seconds(node.seconds)}" if node.seconds is not None else started.rstrip(", ")
-    digests = [
-        element("button", full[:12], type="button", class_="digest", data_full=full, title=f"{name}: copy {full}")
+    labelled = [
+        element(
+            "span",
+            f"{name} ",
+            element("button", full[:12], type="button", class_="digest", data_full=full, title="copy it whole"),
+        )
         for name, full in _digests(node)
     ]
-    names = [name for name, _ in _digests(node)]
-    labelled = [element("span", f"{name} ", button) for name, button in zip(names, digests, strict=True)]
     rows = [
         ("address", _address(view, node)),
         ("decision", _decision(node)),
