@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import json
 import re
+import zlib
 from html.parser import HTMLParser
 from importlib import resources
 from pathlib import Path
@@ -103,6 +104,12 @@ def output(prefix: Path, step: NodeRecord, files: dict[str, bytes | str]) -> Non
 def metrics(count: int, **columns: Any) -> str:
     rows = [{"step": i, "loss": 9 - i / count, **{name: at(i) for name, at in columns.items()}} for i in range(count)]
     return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def packed(page: Page, attribute: str) -> list[str]:
+    """What a large run's page carries compressed, as its script reads it."""
+    groups = [a[attribute] or "" for a in page.all("ol") if a.get(attribute)]
+    return [text for group in groups for text in json.loads(zlib.decompress(base64.b64decode(group)))]
 
 
 # What it shows
@@ -231,15 +238,30 @@ def test_environment_names_command_commit_and_packages(tmp_path: Path) -> None:
         assert said in page.text
 
 
-def test_ten_thousand_steps_are_listed_and_not_drawn(tmp_path: Path) -> None:
+def test_ten_thousand_steps_are_listed_and_drawn_by_name(tmp_path: Path) -> None:
     nodes, previous = [], ()
     for i in range(10_000):
-        nodes.append(node(f"shard-{i % 7}", address=f"shard/{i:012x}", upstream=previous, value={"n": i}))
+        failed = {"outcome": "failed"} if i == 705 else {}
+        nodes.append(node(f"shard-{i % 7}", address=f"shard/{i:012x}", upstream=previous, value={"n": i}, **failed))
         previous = (nodes[-1].address,)
     html = render_report(run(*nodes), str(tmp_path))
-    assert html.count("<details id=") == 10_000
-    assert 'class="lineage"' not in html
-    assert "10,000 steps and 9,999 edges are too many to draw" in html
+    page = Page(html)
+    rows = [*page.all("details"), *(None for text in packed(page, "data-rows") if "<details id=" in text)]
+    assert len(rows) == 10_000
+    assert "10,000 steps and 9,999 edges are too many to draw one by one" in html
+    boxes = [(a["href"], a["class"]) for a in page.all("a") if (a.get("class") or "").startswith("box")]
+    assert boxes[4:6] == [("#s4", "box outcome-succeeded"), ("#s705", "box outcome-failed")]
+    assert len(boxes) == 7
+    assert len(html) < 15_000_000
+
+
+def test_details_of_a_large_run_are_packed_beside_their_lines(tmp_path: Path) -> None:
+    nodes = [node("shard", address=f"shard/{i:012x}", doc=f"Number {i}") for i in range(450)]
+    page = Page(render_report(run(*nodes), str(tmp_path)))
+    details = packed(page, "data-details")
+    assert len(details) == 450
+    assert all(f"Number {i}</p>" in text for i, text in enumerate(details))
+    assert "Number 7" not in page.text
 
 
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ def _parser() -> argparse.ArgumentParser:
     report = _reader(commands, "report", report_of, "a run's page as one HTML file", "marin report --html run.html")
     report.add_argument("run", nargs="?", help="run id; default: the newest")
     report.add_argument("--html", required=True, metavar="FILE", help="where to write it")
+    serve = _reader(commands, "serve", serve_prefix, "runs, steps and files in the browser", "marin serve --port 0")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on; default: this machine alone")
+    serve.add_argument("--port", type=int, default=8642, help="default: 8642; 0 takes a free one")
+    serve.add_argument("--allow-host", action="append", default=[], metavar="NAME", help="another name it answers to")
     verify = _reader(commands, "verify", verify_outputs, "check committed outputs", "marin verify --deep")
     verify.add_argument("addresses", nargs="*", metavar="ADDRESS", help="default: all")
     verify.add_argument("--deep", action="store_true", help="compare every file's sha256, not only sizes")
@@ -246,6 +250,14 @@ def report_of(parsed: argparse.Namespace) -> int:
     path = write_report(record, store.url, parsed.html)
     print(json.dumps({"run_id": record.run_id, "html": path}) if parsed.json else f"report: {path}")
     return 0
+
+
+def serve_prefix(parsed: argparse.Namespace) -> int:
+    """The prefix in the browser."""
+    from marin_core.server.command import serve_command
+
+    where = {"host": parsed.host, "port": parsed.port, "allowed_hosts": parsed.allow_host}
+    return serve_command(parsed.prefix, as_json=parsed.json, **where)
 
 
 def verify_outputs(parsed: argparse.Namespace) -> int:

@@ -6,22 +6,22 @@ It knows nothing of what the steps do; numbers, tables, ``metrics.jsonl``, sampl
 are there. What is missing or corrupt is said in its place and never costs the rest of the page.
 
 Two defences keep shown data from acting: everything is escaped (`web.markup`), and the page's own security policy
-admits exactly one script and one style sheet, by their hashes, and no network at all.
+admits exactly one script and one style sheet, by their hashes, and no network at all (`web.document`). The server
+shows the same page (`render_run`), with links to its others.
 """
 
-import base64
-import functools
-import hashlib
 import logging
 from collections.abc import Callable
 
 from marin_core.records import RunRecord
 from marin_core.web.curves import render_curves
+from marin_core.web.document import document
 from marin_core.web.files import PrefixFiles
 from marin_core.web.lineage import render_lineage
-from marin_core.web.markup import Markup, asset, element, fragment, note
+from marin_core.web.markup import Child, Markup, element, note
 from marin_core.web.overview import render_environment, render_failures, render_header, render_results
 from marin_core.web.steps import render_steps
+from marin_core.web.timings import render_timings
 from marin_core.web.view import RunView
 
 _logger = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ _SECTIONS: tuple[tuple[str, str, Callable[[RunView], Markup | None]], ...] = (
     ("results", "Results", render_results),
     ("curves", "Curves", render_curves),
     ("lineage", "Lineage", render_lineage),
+    ("timings", "Timings", render_timings),
     ("steps", "Steps", render_steps),
     ("environment", "Environment", render_environment),
 )
@@ -57,30 +58,28 @@ def write_report(record: RunRecord, prefix: str, html: str) -> str:
 
 def render_report(record: RunRecord, prefix: str) -> str:
     """The page of a run as text; see `write_report`."""
-    view = RunView.of(record, PrefixFiles(prefix))
+    return render_run(RunView.of(record, PrefixFiles(prefix)))
+
+
+def render_run(view: RunView, *, above: Child = None) -> Markup:
+    """The page of a run.
+
+    Args:
+        view: the run; where it is ``served`` the page links to the server's others.
+        above: stands at the top of the page.
+    """
+    record = view.record
     header = _section(render_header, "header", view)
     sections = [(name, title, _section(render, name, view)) for name, title, render in _SECTIONS]
     links = [element("li", element("a", title, href=f"#{name}")) for name, title, section in sections if section]
-    style, script = _asset("page.css"), _asset("page.js")
-    policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", http_equiv="Content-Security-Policy", content=policy),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="generator", content="marin report"),
-        element("title", f"{record.script} · {record.status} · {record.run_id}"),
-        element("style", style),
-    )
-    body = element(
-        "body",
+    return document(
+        f"{record.script} · {record.status} · {record.run_id}",
+        above,
         header,
         element("nav", element("ul", links), aria_label="Sections"),
         element("main", [section for _, _, section in sections]),
-        element("script", script),
+        served=view.served,
     )
-    return fragment(Markup("<!doctype html>\n"), element("html", head, body, lang="en"), "\n")
 
 
 def _section(render: Callable[[RunView], Markup | None], name: str, view: RunView) -> Markup | None:
@@ -90,19 +89,6 @@ def _section(render: Callable[[RunView], Markup | None], name: str, view: RunVie
     except Exception:
         _logger.exception("section %r of the report of run %s could not be drawn", name, view.record.run_id)
         return element("section", note(f"This section ({name}) could not be drawn from the record."), id=name)
-
-
-@functools.cache
-def _asset(name: str) -> Markup:
-    from importlib import resources
-
-    return asset(resources.files("marin_core.web").joinpath(name).read_text(encoding="utf-8"))
-
-
-def _hash(text: str) -> str:
-    """A source expression of the security policy that admits exactly this text."""
-    digest = base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
-    return f"'sha256-{digest}'"
 
 
 def _write(html: str, page: bytes) -> None:

@@ -54,7 +54,8 @@ def open_in_browser(page: Path, tmp_path: Path, *, fragment: str = "") -> tuple[
     command = [
         str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--dump-dom", f"file://{page}{fragment}",
+        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000",
+        "--dump-dom", f"file://{page}{fragment}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
@@ -156,5 +157,4 @@ def test_a_step_of_a_very_large_run_unfolds_when_it_is_opened(tmp_path: Path) ->
     assert console == ""
     last = document[document.index('<details id="s449"') :]
     assert '<p class="doc">Number 449 &lt;/script' in last
-    assert "<noscript>" not in last
-    assert "<noscript>" in document
+    assert "Number 448" not in document

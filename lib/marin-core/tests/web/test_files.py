@@ -1,6 +1,7 @@
 """No byte from outside the prefix, nothing that blocks, nothing without bound."""
 
 import os
+import urllib.request
 from pathlib import Path
 
 import fsspec
@@ -122,3 +123,75 @@ def test_a_store_that_is_not_a_disk_reads_the_same() -> None:
         files.read("step/out/a.txt", max_bytes=5)
     with pytest.raises(UnreadableFileError, match="not found"):
         files.read("step/out/b.txt", max_bytes=5)
+
+
+# What the server asks besides
+
+
+def test_names_and_status_of_what_is_there_and_what_is_not(prefix: Path) -> None:
+    files = PrefixFiles(str(prefix))
+    assert files.names("step/out") == ["a.txt", "deep"]
+    assert files.names("step/nowhere") == []
+    assert files.names("step/out/a.txt") == []
+    before = files.status("step/out/a.txt")
+    assert before is not None
+    assert before.size == 10
+    (prefix / "step/out/a.txt").write_text("another text")
+    after = files.status("step/out/a.txt")
+    assert after is not None
+    assert (after.size, after.version != before.version) == (12, True)
+    assert files.status("step/out/nothing") is None
+    with pytest.raises(UnreadableFileError, match="not a regular file"):
+        files.status("step/out")
+
+
+def test_names_and_status_of_links_out_are_refused(prefix: Path) -> None:
+    (prefix / "away").symlink_to(prefix.parent)
+    files = PrefixFiles(str(prefix))
+    for ask in (files.names, files.status):
+        with pytest.raises(UnreadableFileError, match="outside the prefix"):
+            ask("away")
+
+
+@pytest.mark.parametrize(("start", "stop", "found"), [(0, 4, b"0123"), (8, 99, b"89"), (10, 20, b""), (99, 100, b"")])
+def test_a_range_ends_where_the_file_does(prefix: Path, start: int, stop: int, found: bytes) -> None:
+    fsspec.filesystem("memory").pipe_file("/ranged/a.txt", b"0123456789")
+    for files, path in ((PrefixFiles(str(prefix)), "step/out/a.txt"), (PrefixFiles("memory://ranged"), "a.txt")):
+        assert files.range(path, start=start, stop=stop) == found
+
+
+def test_an_object_store_is_read_through_the_client_of_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    obstore = pytest.importorskip("obstore")
+    moto = pytest.importorskip("moto.server")
+    from obstore.store import S3Store
+
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        for name, value in {
+            "AWS_ENDPOINT": f"http://{host}:{port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": "us-east-1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/lab", method="PUT"), timeout=60).close()
+        store = S3Store("lab")
+        for key, data in {"p/runs/r.json": b"{}", "p/step/out/a.txt": b"0123456789"}.items():
+            obstore.put(store, key, data)
+        files = PrefixFiles("s3://lab/p")
+        assert files.names("runs") == ["r.json"]
+        assert files.names("nowhere") == []
+        assert [(f.path, f.size) for f in files.find("step/out", max_files=9)] == [("a.txt", 10)]
+        status = files.status("step/out/a.txt")
+        assert status is not None
+        assert status.size == 10
+        assert files.status("step/out/b.txt") is None
+        assert files.range("step/out/a.txt", start=2, stop=5) == b"234"
+        assert files.tail("step/out/a.txt", max_bytes=3) == b"789"
+        with pytest.raises(UnreadableFileError, match="not a path inside"):
+            files.read("../q/secret", max_bytes=9)
+    finally:
+        server.stop()

@@ -1,4 +1,4 @@
-"""Reading a run's files: inside the prefix, and within bounds.
+"""Reading files: inside the prefix, and within bounds.
 
 Invariants: no byte is read from outside the prefix, whatever an address, a log's name or a symbolic link says; only
 regular files are opened, so that a pipe cannot hang a report; every read states the most it takes, and what ends up on
@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from marin_core.errors import MarinCoreError
+from marin_core.errors import MarinCoreError, UsageError
 
 _FAILURES = (OSError, ValueError, RuntimeError)
 """What reading raises: the system's errors, a path with a null byte, and (Python 3.12) a loop of symbolic links."""
+_VERSIONS = ("e_tag", "ETag", "etag", "mtime", "last_modified", "LastModified", "created")
+"""What filesystems call the thing that changes with a file."""
+_OBJECT_STORES = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Schemes -> the extra that brings their client."""
 
 
 class UnreadableFileError(MarinCoreError):
@@ -30,6 +34,14 @@ class FoundFile:
     size: int
 
 
+@dataclass(frozen=True)
+class FileStatus:
+    """A regular file: size in bytes, and a version that is another after every change."""
+
+    size: int
+    version: str
+
+
 class PrefixFiles:
     """The files under one prefix, a directory or any fsspec URL.
 
@@ -39,11 +51,10 @@ class PrefixFiles:
     """
 
     def __init__(self, prefix: str, *, allowance_bytes: int = 24_000_000) -> None:
-        from fsspec.core import url_to_fs
         from fsspec.implementations.local import LocalFileSystem
 
         self._filesystem: Any
-        self._filesystem, self._root = url_to_fs(prefix)
+        self._filesystem, self._root = _filesystem_of(prefix)
         self._is_local = isinstance(self._filesystem, LocalFileSystem)
         if self._is_local:
             self._root = str(Path(self._root).resolve())
@@ -56,6 +67,49 @@ class PrefixFiles:
         except _FAILURES as e:
             raise UnreadableFileError(f"{directory}: {_reason(e)}") from e
         return sorted(found, key=lambda f: f.path)[:max_files]
+
+    def names(self, directory: str) -> list[str]:
+        """Names directly below a directory, sorted; none where there is no such directory."""
+        try:
+            if self._is_local:
+                return sorted(os.listdir(self._contained(directory)))  # noqa: PTH208  names, and nothing of the files
+            return sorted(
+                {p.rstrip("/").rpartition("/")[2] for p in self._filesystem.ls(self._remote(directory), detail=False)}
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except _FAILURES as e:
+            raise UnreadableFileError(f"{directory}: {_reason(e)}") from e
+
+    def status(self, path: str) -> FileStatus | None:
+        """Size and version of a regular file; None where there is none.
+
+        Raises:
+            UnreadableFileError: it is something else, or outside the prefix.
+        """
+        try:
+            if self._is_local:
+                found = self._contained(path).stat()
+                if not stat.S_ISREG(found.st_mode):
+                    raise UnreadableFileError(f"{path}: not a regular file")
+                return FileStatus(found.st_size, f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}")
+            entry = self._filesystem.info(self._remote(path))
+            if entry["type"] != "file":
+                raise UnreadableFileError(f"{path}: not a regular file")
+            version = next((str(entry[key]) for key in _VERSIONS if entry.get(key)), "")
+            return FileStatus(int(entry["size"]), f"{entry['size']}-{version}")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except _FAILURES as e:
+            raise UnreadableFileError(f"{path}: {_reason(e)}") from e
+
+    def range(self, path: str, *, start: int, stop: int) -> bytes:
+        """The bytes from `start` up to `stop`, or to where the file ends.
+
+        Raises:
+            UnreadableFileError: it is missing, not a regular file, or outside the prefix.
+        """
+        return self._range(path, start=start, stop=stop)[1]
 
     def read(self, path: str, *, max_bytes: int) -> bytes:
         """The whole file.
@@ -92,7 +146,7 @@ class PrefixFiles:
             size = int(self._filesystem.size(remote))
             begin = start if start >= 0 else max(0, size + start)
             end = size if stop is None else min(stop, size)
-            return size, self._filesystem.cat_file(remote, start=begin, end=end)
+            return size, self._filesystem.cat_file(remote, start=begin, end=end) if begin < end else b""
         except _FAILURES as e:
             raise UnreadableFileError(f"{path}: {_reason(e)}") from e
 
@@ -134,6 +188,20 @@ class PrefixFiles:
 
     def _remote(self, path: str) -> str:
         return f"{self._root.rstrip('/')}/{_relative(path)}"
+
+
+def _filesystem_of(prefix: str) -> tuple[Any, str]:
+    """The filesystem behind a prefix and the path in it; object stores through the client that the extras bring."""
+    from fsspec.core import url_to_fs
+
+    scheme, _, path = prefix.partition("://")
+    if scheme not in _OBJECT_STORES:
+        return url_to_fs(prefix)
+    try:
+        from obstore.fsspec import FsspecStore
+    except ModuleNotFoundError as e:
+        raise UsageError(f"prefix {prefix}: pip install 'marin-core[{_OBJECT_STORES[scheme]}]'") from e
+    return FsspecStore("s3" if scheme == "s3" else "gs"), path
 
 
 def _relative(path: str) -> PurePosixPath:

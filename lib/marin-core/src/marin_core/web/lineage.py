@@ -1,18 +1,19 @@
 """The lineage graph: what was made from what, drawn.
 
 Boxes are links to the steps' rows and carry the numbers of their upstreams, from which the page's script lights up
-ancestors; without script it is still a drawing with links. A graph too large to read as a drawing becomes a table by
-step name.
+ancestors; without script it is still a drawing with links. A graph too large to read is drawn by step name, one box
+for all the steps of a name.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import NodeRecord
 from marin_core.web.layout import Point, lay_out
 from marin_core.web.markup import Markup, element, fragment, note
-from marin_core.web.view import COMMITTED, RunView, outcome_class
+from marin_core.web.view import COMMITTED, FAILED, RunView, outcome_class
 
 MAX_DRAWN = 400
 _MAX_EDGES = 2500
@@ -22,44 +23,97 @@ _CHARACTER_WIDTH = 7.7
 _PADDING = 30.0
 _BOX_HEIGHT = 44.0
 _MARGIN = 6.0
+_TROUBLE = (*FAILED, "blocked", "running", "pending")
+"""Outcomes that a box of many steps shows if any of them has it, the gravest first."""
 
 
 def render_lineage(view: RunView) -> Markup:
-    """The section with the drawing, or with a table in its place."""
+    """The section: the drawing of every step, or of every name with a table of their outcomes."""
     nodes = view.record.nodes
+    boxes, edges, rest = _boxes(view), list(view.edges), _legend(nodes)
     if len(nodes) > MAX_DRAWN or len(view.edges) > _MAX_EDGES:
-        body = _summary(nodes, num_edges=len(view.edges))
-    else:
-        body = fragment(
-            element("div", _drawing(view), class_="scroll graph", tabindex=0, role="group", aria_label="Lineage graph"),
-            _legend(nodes),
+        boxes, edges = _by_name(view)
+        rest = _summary(nodes, num_edges=len(view.edges))
+    is_drawn = len(boxes) <= MAX_DRAWN and len(edges) <= _MAX_EDGES
+    graph = _drawing(boxes, edges) if is_drawn and nodes else None
+    return element(
+        "section",
+        element("h2", "Lineage"),
+        element("div", graph, class_="scroll graph", tabindex=0, role="group", aria_label="Lineage graph")
+        if graph
+        else None,
+        rest,
+        id="lineage",
+    )
+
+
+@dataclass(frozen=True)
+class _Box:
+    """What is written in a box, and the step that it leads to."""
+
+    name: str
+    second: str
+    title: str
+    outcome: str
+    target: int
+
+    @property
+    def width(self) -> float:
+        return max(len(_short(self.name)), 0.88 * len(self.second)) * _CHARACTER_WIDTH + _PADDING
+
+
+def _boxes(view: RunView) -> list[_Box]:
+    """A box for every step."""
+    return [
+        _Box(
+            name=node.name,
+            second=_second_line(node, apart),
+            title=f"{node.address}\n{node.outcome}: {node.reason}",
+            outcome=outcome_class(node.outcome),
+            target=i,
         )
-    return element("section", element("h2", "Lineage"), body, id="lineage")
+        for i, (node, apart) in enumerate(zip(view.record.nodes, view.distinctions, strict=True))
+    ]
 
 
-def _drawing(view: RunView) -> Markup:
-    nodes = view.record.nodes
-    upstream: list[list[int]] = [[] for _ in nodes]
-    for a, b in view.edges:
+def _by_name(view: RunView) -> tuple[list[_Box], list[tuple[int, int]]]:
+    """A box for every name, and an edge where any step of one was made from a step of the other.
+
+    Names may depend on one another in a circle, which no steps can; the edges that lead back are left out.
+    """
+    members: dict[str, list[int]] = defaultdict(list)
+    for i, node in enumerate(view.record.nodes):
+        members[node.name].append(i)
+    order = {name: rank for rank, name in enumerate(members)}
+    rank_of = [order[node.name] for node in view.record.nodes]
+    edges = sorted({(rank_of[a], rank_of[b]) for a, b in view.edges if rank_of[a] < rank_of[b]})
+    boxes = []
+    for name, indices in members.items():
+        outcomes = Counter(outcome_class(view.record.nodes[i].outcome) for i in indices)
+        worst = next((o for o in _TROUBLE if o in outcomes), outcomes.most_common(1)[0][0])
+        said = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common())
+        target = next(i for i in indices if outcome_class(view.record.nodes[i].outcome) == worst)
+        boxes.append(_Box(name, format_count(len(indices), "step"), f"{name}\n{said}", worst, target))
+    return boxes, edges
+
+
+def _drawing(boxes: Sequence[_Box], edges: Sequence[tuple[int, int]]) -> Markup:
+    upstream: list[list[int]] = [[] for _ in boxes]
+    for a, b in edges:
         upstream[b].append(a)
-    second_lines = [_second_line(node, apart) for node, apart in zip(nodes, view.distinctions, strict=True)]
-    widths = [
-        max(len(_short(node.name)), 0.88 * len(line)) * _CHARACTER_WIDTH + _PADDING
-        for node, line in zip(nodes, second_lines, strict=True)
-    ]
-    layout = lay_out(widths, view.edges)
-    edges = [
+    layout = lay_out([box.width for box in boxes], edges)
+    paths = [
         element("path", d=_curve(route), class_="edge", data_from=a, data_to=b)
-        for (a, b), route in zip(view.edges, layout.routes, strict=True)
+        for (a, b), route in zip(edges, layout.routes, strict=True)
     ]
-    boxes = [
-        _box(node, line, index=i, width=width, center=center, upstream=upstream[i])
-        for i, (node, line, width, center) in enumerate(zip(nodes, second_lines, widths, layout.centers, strict=True))
+    drawn = [
+        _box(box, index=i, center=center, upstream=upstream[i])
+        for i, (box, center) in enumerate(zip(boxes, layout.centers, strict=True))
     ]
     width, height = layout.width + 2 * _MARGIN, layout.height
     return element(
         "svg",
-        element("g", edges, boxes, transform=f"translate({_MARGIN:g} 0)"),
+        element("g", paths, drawn, transform=f"translate({_MARGIN:g} 0)"),
         viewBox=f"0 0 {width:.1f} {height:.1f}",
         width=f"{width:.0f}",
         height=f"{height:.0f}",
@@ -67,17 +121,17 @@ def _drawing(view: RunView) -> Markup:
     )
 
 
-def _box(node: NodeRecord, line: str, *, index: int, width: float, center: Point, upstream: Sequence[int]) -> Markup:
-    left, top = center[0] - width / 2, center[1] - _BOX_HEIGHT / 2
+def _box(box: _Box, *, index: int, center: Point, upstream: Sequence[int]) -> Markup:
+    left, top = center[0] - box.width / 2, center[1] - _BOX_HEIGHT / 2
     return element(
         "a",
-        element("title", f"{node.address}\n{node.outcome}: {node.reason}"),
-        element("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{width:.1f}", height=_BOX_HEIGHT, rx=5),
+        element("title", box.title),
+        element("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{box.width:.1f}", height=_BOX_HEIGHT, rx=5),
         element("circle", cx=f"{left + 13:.1f}", cy=f"{top + 15:.1f}", r=4),
-        element("text", _short(node.name), x=f"{left + 23:.1f}", y=f"{top + 19:.1f}"),
-        element("text", line, x=f"{left + 23:.1f}", y=f"{top + 35:.1f}", class_="second"),
-        href=f"#s{index}",
-        class_=f"box outcome-{outcome_class(node.outcome)}",
+        element("text", _short(box.name), x=f"{left + 23:.1f}", y=f"{top + 19:.1f}"),
+        element("text", box.second, x=f"{left + 23:.1f}", y=f"{top + 35:.1f}", class_="second"),
+        href=f"#s{box.target}",
+        class_=f"box outcome-{box.outcome}",
         data_index=index,
         data_upstream=" ".join(map(str, upstream)),
     )
@@ -107,22 +161,26 @@ def _legend(nodes: Sequence[NodeRecord]) -> Markup:
 
 def _summary(nodes: Sequence[NodeRecord], *, num_edges: int) -> Markup:
     """A row for each step name, the most frequent first."""
-    names = Counter(node.name for node in nodes).most_common()
-    rows = []
-    for name, count in names[:_MAX_NAMES]:
-        outcomes = Counter(node.outcome for node in nodes if node.name == name)
-        seconds = sum(node.seconds or 0.0 for node in nodes if node.name == name)
-        said = ", ".join(f"{number:,} {outcome}" for outcome, number in outcomes.most_common())
-        cells = (
-            element("td", f"{count:,}", class_="number"),
-            element("td", said),
-            element("td", format_seconds(seconds), class_="number"),
+    outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    seconds: dict[str, float] = defaultdict(float)
+    for node in nodes:
+        outcomes[node.name][outcome_class(node.outcome)] += 1
+        seconds[node.name] += node.seconds or 0.0
+    names = sorted(outcomes, key=lambda name: -outcomes[name].total())
+    rows = [
+        element(
+            "tr",
+            element("th", name, scope="row"),
+            element("td", f"{outcomes[name].total():,}", class_="number"),
+            element("td", ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes[name].most_common())),
+            element("td", format_seconds(seconds[name]), class_="number"),
         )
-        rows.append(element("tr", element("th", name, scope="row"), cells))
+        for name in names[:_MAX_NAMES]
+    ]
     head = [element("th", title, scope="col") for title in ("step", "count", "outcomes", "time")]
     more = note(format_count(len(names) - _MAX_NAMES, "more name")) if len(names) > _MAX_NAMES else None
     return fragment(
-        note(f"{len(nodes):,} steps and {num_edges:,} edges are too many to draw; here they are by name."),
+        note(f"{len(nodes):,} steps and {num_edges:,} edges are too many to draw one by one; here they are by name."),
         element("table", element("thead", element("tr", head)), element("tbody", rows), class_="data"),
         more,
     )

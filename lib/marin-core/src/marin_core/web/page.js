@@ -1,10 +1,45 @@
 // What the page does beyond being read: links open their step, boxes light up their ancestors, charts follow the
-// pointer, digests are copied, steps are filtered. Everything is in the document already; without script it still reads.
+// pointer, digests are copied, steps are filtered. Without script the page still reads.
 "use strict";
 
+// A very large run carries most of its steps compressed (they were escaped when they were written). Groups of them become
+// elements one by one when the page stands, or at once when a link or the filter wants them.
+async function unpack(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return JSON.parse(await new Response(plain).text());
+}
+
+const expanding = new WeakMap();
+
+function expand(group) {
+  if (!expanding.has(group)) {
+    const fill = async () => {
+      if (group.dataset.rows) group.insertAdjacentHTML("beforeend", (await unpack(group.dataset.rows)).join(""));
+      delete group.dataset.rows;
+    };
+    expanding.set(group, fill());
+  }
+  return expanding.get(group);
+}
+
+async function expandAll({ leisurely }) {
+  for (const group of document.querySelectorAll(".steps[data-rows]")) {
+    if (leisurely) await new Promise((resume) => requestIdleCallback(resume, { timeout: 500 }));
+    await expand(group);
+  }
+}
+
 // A link to a step opens it.
-function openTarget() {
-  const target = document.getElementById(location.hash.slice(1));
+async function openTarget() {
+  const id = location.hash.slice(1);
+  const position = /^s(\d+)$/.exec(id);
+  const first = document.querySelector(".steps");
+  if (position && first) {
+    const group = document.querySelectorAll(".steps")[Math.floor(Number(position[1]) / first.children.length)];
+    if (group) await expand(group);
+  }
+  const target = document.getElementById(id);
   if (target && target.tagName === "DETAILS") {
     target.open = true;
     target.scrollIntoView({ block: "start" });
@@ -16,12 +51,27 @@ document.addEventListener("click", (event) => {
   if (link && link.getAttribute("href") === location.hash) openTarget();
 });
 
-// In a very large run the details of a step are text until it is opened; they were escaped when they were written.
+// Its details are made when a step is opened: from what its group carries, or from the server.
+const unpacked = new WeakMap();
+
+async function detailsOf(step) {
+  if (step.dataset.source) {
+    const answer = await fetch(step.dataset.source);
+    return answer.ok ? answer.text() : '<p class="note">The server has no details of this step.';
+  }
+  const row = step.parentElement;
+  const group = row.parentElement;
+  if (!unpacked.has(group)) unpacked.set(group, unpack(group.dataset.details));
+  return (await unpacked.get(group))[Array.prototype.indexOf.call(group.children, row)];
+}
+
 document.addEventListener(
   "toggle",
-  (event) => {
-    const folded = event.target.querySelector(":scope > noscript");
-    if (folded) folded.outerHTML = folded.textContent;
+  async (event) => {
+    const step = event.target;
+    if (!step.open || !step.matches(".steps details") || step.dataset.unfolding || step.children.length > 1) return;
+    step.dataset.unfolding = "yes";
+    step.insertAdjacentHTML("beforeend", await detailsOf(step));
   },
   true,
 );
@@ -149,11 +199,16 @@ document.addEventListener("click", async (event) => {
 // Filter: by any part of name, reason or address, and by outcome.
 function filterSteps(form) {
   const [text, outcome, count] = ["input", "select", "output"].map((name) => form.querySelector(name));
-  const steps = Array.from(document.querySelectorAll(".steps > li"), (row) => {
-    const name = row.querySelector(".name");
-    return { row, words: `${name.textContent} ${name.firstChild.title}`.toLowerCase() };
-  });
-  function apply() {
+  let steps = null;
+  function listed() {
+    return Array.from(document.querySelectorAll(".steps > li"), (row) => {
+      const name = row.querySelector(".name");
+      return { row, words: `${name.textContent} ${name.firstChild.title}`.toLowerCase() };
+    });
+  }
+  async function apply() {
+    if (document.querySelector(".steps[data-rows]")) await expandAll({ leisurely: false });
+    steps ??= listed();
     const wanted = text.value.trim().toLowerCase();
     let shown = 0;
     for (const { row, words } of steps) {
@@ -168,7 +223,12 @@ function filterSteps(form) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-document.querySelectorAll(".lineage").forEach(traceLineage);
-document.querySelectorAll(".plot").forEach(followPointer);
-document.querySelectorAll(".filter").forEach(filterSteps);
+function enliven() {
+  document.querySelectorAll(".lineage").forEach(traceLineage);
+  document.querySelectorAll(".plot").forEach(followPointer);
+  document.querySelectorAll(".filter").forEach(filterSteps);
+  expandAll({ leisurely: true });
+}
+
+enliven();
 openTarget();

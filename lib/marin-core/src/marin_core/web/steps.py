@@ -4,48 +4,55 @@ Each step is a ``<details>``: its line shows what was decided and why, when it r
 digests; opened, its arguments, value, files, log and failure.
 
 A page of 10,000 steps needs no paging. Steps come in groups that a browser lays out only when they are scrolled to
-(``content-visibility``), yet finds by search and by link. In a run so large the details are inside ``<noscript>``,
-which a browser with scripts keeps as text, and the page's script makes elements of it when the step is opened: a
-quarter of the elements at load, and still a whole page without scripts.
+(``content-visibility``). In a run so large, all groups but the first few come compressed, a tenth of their size, and
+the page's script makes elements of them once the page stands, or when a link or the filter wants them. The details
+are not elements until a step is opened: a page that stands alone carries them compressed too, and a served one asks
+the server for them.
 """
 
-import re
+import base64
+import json
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from marin_core.quantities import format_bytes, format_count, format_seconds, format_time
 from marin_core.records import Failure, NodeRecord
 from marin_core.web.files import UnreadableFileError
+from marin_core.web.links import attempt_url, fold_url, step_url
+from marin_core.web.logs import clean_log
 from marin_core.web.markup import Markup, element, note
 from marin_core.web.outputs import render_file_list, render_outputs
 from marin_core.web.values import render_value
 from marin_core.web.view import MAX_INSPECTED, RunView, outcome_class
 
 _GROUP = 100
+_AT_ONCE = 3
+"""Groups of a large run that are elements from the start."""
 _LOG_LINES = 60
 _LOG_BYTES = 16_000
 _MAX_LINKS = 24
 _FILTER_FROM = 24
 """Fewer steps than this are seen at a glance and need no filter."""
 
-_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-
 
 def render_steps(view: RunView) -> Markup:
     """The section with every step of the run, in topological order."""
     nodes = view.record.nodes
-    downstream: list[list[int]] = [[] for _ in nodes]
-    upstream: list[list[int]] = [[] for _ in nodes]
-    for a, b in view.edges:
-        downstream[a].append(b)
-        upstream[b].append(a)
-    items = [_step(view, i, upstream=upstream[i], downstream=downstream[i]) for i in range(len(nodes))]
-    groups = [element("ol", items[i : i + _GROUP], class_="steps") for i in range(0, len(items), _GROUP)]
+    neighbours = _Neighbours.of(view)
+    starts = range(0, len(nodes), _GROUP)
+    groups = [_group(view, range(i, min(i + _GROUP, len(nodes))), neighbours) for i in starts]
     uninspected = len(nodes) - len(view.inspected)
     return element(
         "section",
         element("h2", "Steps"),
         _filter(nodes) if len(nodes) >= _FILTER_FROM else None,
-        note(f"Logs and outputs are shown for {MAX_INSPECTED:,} of {len(nodes):,} steps.") if uninspected else None,
+        note(f"Logs and outputs are shown for {MAX_INSPECTED:,} of {len(nodes):,} steps.")
+        if uninspected and not view.served
+        else None,
+        element("noscript", note(f"Without this page's script the first {_GROUP * _AT_ONCE} steps are listed, closed."))
+        if view.is_large
+        else None,
         element(
             "div",
             [element("span", title) for title in ("step", "outcome", "when it ran", "time", "output", "digests")],
@@ -57,10 +64,52 @@ def render_steps(view: RunView) -> Markup:
     )
 
 
-def clean_log(text: str) -> str:
-    """The last lines of a log as a terminal leaves them: no escape sequences, a progress bar in its last state."""
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in _ESCAPE_SEQUENCE.sub("", text).split("\n")]
-    return "\n".join(lines[-_LOG_LINES:]).strip("\n")
+def render_detail(view: RunView, index: int) -> Markup:
+    """All that is known of one step: what its line opens to."""
+    return _detail(view, index, _Neighbours.of(view))
+
+
+@dataclass(frozen=True)
+class _Neighbours:
+    """Positions of each step's upstream and downstream steps."""
+
+    upstream: list[list[int]]
+    downstream: list[list[int]]
+
+    @classmethod
+    def of(cls, view: RunView) -> "_Neighbours":
+        upstream: list[list[int]] = [[] for _ in view.record.nodes]
+        downstream: list[list[int]] = [[] for _ in view.record.nodes]
+        for a, b in view.edges:
+            downstream[a].append(b)
+            upstream[b].append(a)
+        return cls(upstream, downstream)
+
+
+def _group(view: RunView, indices: range, neighbours: _Neighbours) -> Markup:
+    """Some steps, with their details inside, or packed beside them, or left at the server."""
+    if view.is_large and view.served:
+        rows = [_step(view, i, source=fold_url(view.record.run_id, i)) for i in indices]
+        return _large_group(rows, None, is_first=indices.start < _GROUP * _AT_ONCE)
+    details = [_detail(view, i, neighbours) for i in indices]
+    if view.is_large:
+        return _large_group([_step(view, i) for i in indices], details, is_first=indices.start < _GROUP * _AT_ONCE)
+    return element("ol", [_step(view, i, detail=d) for i, d in zip(indices, details, strict=True)], class_="steps")
+
+
+def _large_group(rows: Sequence[Markup], details: Sequence[Markup] | None, *, is_first: bool) -> Markup:
+    return element(
+        "ol",
+        rows if is_first else None,
+        class_="steps",
+        data_rows=None if is_first else _packed(rows),
+        data_details=_packed(details) if details is not None else None,
+    )
+
+
+def _packed(markup: Sequence[Markup]) -> str:
+    """Markup as the page's script reads it: a JSON list, deflated (zlib's format), in base 64."""
+    return base64.b64encode(zlib.compress(json.dumps(markup).encode(), level=4)).decode("ascii")
 
 
 def render_failure(failure: Failure) -> Markup:
@@ -85,12 +134,9 @@ def _filter(nodes: Sequence[NodeRecord]) -> Markup:
     )
 
 
-def _step(view: RunView, index: int, *, upstream: Sequence[int], downstream: Sequence[int]) -> Markup:
+def _step(view: RunView, index: int, *, detail: Markup | None = None, source: str | None = None) -> Markup:
     node = view.record.nodes[index]
-    detail = element("div", _detail(view, index, upstream=upstream, downstream=downstream), class_="detail")
-    if len(view.record.nodes) > MAX_INSPECTED:
-        detail = element("noscript", detail)
-    line = element("details", _line(view, index), detail, id=f"s{index}")
+    line = element("details", _line(view, index), detail, id=f"s{index}", data_source=source)
     return element("li", line, class_=f"outcome-{outcome_class(node.outcome)}")
 
 
@@ -109,11 +155,11 @@ def _line(view: RunView, index: int) -> Markup:
             element("small", _decision(node)),
             class_="name",
         ),
-        element("span", outcome_class(node.outcome), element("small", attempt), class_="outcome"),
+        element("span", outcome_class(node.outcome), element("small", attempt) if attempt else None, class_="outcome"),
         element("span", _bar(view, node), class_="when"),
         element("span", format_seconds(node.seconds), class_="number"),
-        element("span", size, element("small", files), class_="number"),
-        element("span", _short_digests(node), class_="digests"),
+        element("span", size, element("small", files) if files else None, class_="number"),
+        element("span", _short_digests(view, node), class_="digests"),
     )
 
 
@@ -134,9 +180,9 @@ def _decision(node: NodeRecord) -> str:
     return f"{node.decision}: {node.reason}" if node.reason else node.decision
 
 
-def _short_digests(node: NodeRecord) -> list[Markup]:
+def _short_digests(view: RunView, node: NodeRecord) -> list[Markup]:
     named = [(name, full) for name, full in _digests(node) if name in ("recipe", "code", "output")]
-    return [element("code", full[:7], title=f"{name} {full}") for name, full in named]
+    return [element("code", full[:7], title=name if view.is_large else f"{name} {full}") for name, full in named]
 
 
 def _digests(node: NodeRecord) -> list[tuple[str, str]]:
@@ -145,18 +191,20 @@ def _digests(node: NodeRecord) -> list[tuple[str, str]]:
     return [(name, full) for name, full in (*pairs, ("output", node.output_digest)) if full]
 
 
-def _detail(view: RunView, index: int, *, upstream: Sequence[int], downstream: Sequence[int]) -> list[Markup | None]:
+def _detail(view: RunView, index: int, neighbours: _Neighbours) -> Markup:
     node = view.record.nodes[index]
-    return [
+    return element(
+        "div",
         element("p", node.doc, class_="doc") if node.doc else None,
-        _facts(view, node, upstream=upstream, downstream=downstream),
+        _facts(view, node, upstream=neighbours.upstream[index], downstream=neighbours.downstream[index]),
         _part("Failure", render_failure(node.failure) if node.failure else None),
         _part("Arguments", render_value(node.arguments, links=view.links) if node.arguments else None),
         _part("Value", render_value(node.value, name=node.name, links=view.links) if node.value is not None else None),
         _part("Output", None if index in view.headline else render_outputs(view, index)),
         _part("Files", render_file_list(view, index)),
         _part("Log", _log(view, node) if index in view.inspected else None),
-    ]
+        class_="detail",
+    )
 
 
 def _part(title: str, body: Markup | None) -> Markup | None:
@@ -166,16 +214,18 @@ def _part(title: str, body: Markup | None) -> Markup | None:
 def _facts(view: RunView, node: NodeRecord, *, upstream: Sequence[int], downstream: Sequence[int]) -> Markup:
     started = f"{format_time(node.started_at)}, " if node.started_at is not None else ""
     took = f"{started}{format_seconds(node.seconds)}" if node.seconds is not None else started.rstrip(", ")
-    digests = [
-        element("button", full[:12], type="button", class_="digest", data_full=full, title=f"{name}: copy {full}")
+    labelled = [
+        element(
+            "span",
+            f"{name} ",
+            element("button", full[:12], type="button", class_="digest", data_full=full, title="copy it whole"),
+        )
         for name, full in _digests(node)
     ]
-    names = [name for name, _ in _digests(node)]
-    labelled = [element("span", f"{name} ", button) for name, button in zip(names, digests, strict=True)]
     rows = [
-        ("address", element("code", node.address)),
+        ("address", _address(view, node)),
         ("decision", _decision(node)),
-        ("attempt", None if node.attempt is None else str(node.attempt)),
+        ("attempt", _attempt(view, node)),
         ("took", took or None),
         ("upstream", _links(view, upstream)),
         ("downstream", _links(view, downstream)),
@@ -183,6 +233,22 @@ def _facts(view: RunView, node: NodeRecord, *, upstream: Sequence[int], downstre
     ]
     return element(
         "dl", [(element("dt", name), element("dd", body)) for name, body in rows if body is not None], class_="fields"
+    )
+
+
+def _address(view: RunView, node: NodeRecord) -> Markup:
+    address = element("code", node.address)
+    return element("a", address, href=step_url(node.address)) if view.served else address
+
+
+def _attempt(view: RunView, node: NodeRecord) -> Markup | str | None:
+    if node.attempt is None:
+        return None
+    said = str(node.attempt)
+    return (
+        element("a", f"{said}, its log and files", href=attempt_url(node.address, node.attempt))
+        if view.served
+        else said
     )
 
 
@@ -198,8 +264,8 @@ def _log(view: RunView, node: NodeRecord) -> Markup | None:
     if not node.log:
         return None
     try:
-        text = view.files.tail(node.log, max_bytes=_LOG_BYTES).decode("utf-8", errors="replace")
+        data = view.files.tail(node.log, max_bytes=_LOG_BYTES)
     except UnreadableFileError as e:
         return note(str(e))
-    cleaned = clean_log(text)
+    cleaned = clean_log(data, max_lines=_LOG_LINES)
     return element("pre", cleaned, class_="log", tabindex=0) if cleaned else note("The log is empty.")

@@ -6,7 +6,7 @@ to open (the failed, then the targets, then the rest in order); the others keep 
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marin_core.records import NodeRecord, RunRecord
 from marin_core.web.files import FoundFile, PrefixFiles, UnreadableFileError
@@ -39,9 +39,11 @@ class RunView:
     """Files of the committed output of each inspected step, relative to its ``out`` directory."""
     missing: dict[int, str]
     """Why an inspected step's output could not be listed."""
+    served: bool = False
+    """A server shows the page, so that it may link to pages of steps, attempts and files."""
 
     @classmethod
-    def of(cls, record: RunRecord, files: PrefixFiles) -> "RunView":
+    def of(cls, record: RunRecord, files: PrefixFiles, *, served: bool = False) -> "RunView":
         position = {node.address: i for i, node in enumerate(record.nodes)}
         targets = tuple(position[address] for address in record.targets if address in position)
         edges = tuple(
@@ -67,7 +69,23 @@ class RunView:
         links = {address: f"#s{i}" for address, i in position.items()}
         inspected = frozenset(ranked[:MAX_INSPECTED])
         apart = tuple(distinctions(record.nodes, edges))
-        return cls(record, files, links, edges, apart, targets, inspected, outputs, missing)
+        return cls(record, files, links, edges, apart, targets, inspected, outputs, missing, served)
+
+    def inspecting(self, index: int) -> "RunView":
+        """The same run with the files of one step looked at, whether or not they were before."""
+        directory = output_directory(self.record.nodes[index])
+        outputs, missing = dict(self.outputs), dict(self.missing)
+        if directory is not None and index not in self.inspected:
+            try:
+                outputs[index] = tuple(self.files.find(directory, max_files=_MAX_FILES))
+            except UnreadableFileError as e:
+                missing[index] = str(e)
+        return replace(self, inspected=self.inspected | {index}, outputs=outputs, missing=missing)
+
+    @property
+    def is_large(self) -> bool:
+        """Too many steps to have all their details in the page as elements."""
+        return len(self.record.nodes) > MAX_INSPECTED
 
     def label(self, index: int) -> str:
         """The step's name, with what tells it apart where the name alone does not."""
