@@ -11,6 +11,7 @@ attempt has the next number.
 
 import contextlib
 import getpass
+import itertools
 import json
 import os
 import pickle
@@ -31,11 +32,12 @@ from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
 from marin_core.launchers import Job, JobStatus
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
-from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, to_json
+from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, build, to_json
 from marin_core.steps import Step, find_steps, replace_steps
 from marin_core.store import Store, manifest, sync_directory
 
 _TAIL_LINES = 20
+_FEW_FILES, _SMALL_BYTES = 4, 1 << 18
 _SCRIPT_NAMES = (b"__main__", SCRIPT_MODULE.encode())
 
 
@@ -48,6 +50,8 @@ class Attempt:
     lease: leases.Lease
     directory: Path
     inputs: dict[str, str]
+    script: str | None = None
+    """The driver's script, if the body needs it."""
 
     @property
     def address(self) -> str:
@@ -64,13 +68,22 @@ class Attempt:
         return self.directory / "log.txt"
 
     @property
+    def name(self) -> str:
+        """The name of its job, the same whoever asks."""
+        return f"{self.address}/{self.record.attempt}"
+
+    @property
     def job(self) -> Job:
         """What a launcher is given."""
         return Job(
-            name=f"{self.address}/{self.record.attempt}",
+            name=self.name,
             request=str(self.directory / "request.pickle"),
             log=str(self.log),
             resources=self.node.step.resources,
+            timeout_seconds=self.node.step.function.timeout_seconds,
+            run_id=self.record.run_id,
+            script=self.script,
+            shareable=not self.node.code.changed_files(),
         )
 
 
@@ -139,11 +152,12 @@ def begin(
     store.write(f"{key}/attempt.json", to_json(record).encode(), durable=False)
     with _told(store):
         (directory / "out").mkdir(parents=True)
-        (directory / "request.pickle").write_bytes(_request(store, attempt, arguments, fresh=fresh))
-    return attempt
+        request = _request(store, attempt, arguments, fresh=fresh)
+        (directory / "request.pickle").write_bytes(pickle.dumps(request))
+    return replace(attempt, script=request["script"])
 
 
-def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fresh: bool) -> bytes:
+def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fresh: bool) -> Request:
     node = attempt.node
     passed = dict(arguments)
     for name, role in node.step.function.roles.items():
@@ -165,7 +179,7 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
         raise UsageError(f"step {node.name}: its arguments cannot be sent to another process: {e}") from e
     # A class of the script among the arguments makes it necessary too; a mere text with that word does no harm.
     needs_script = any(name in packed or name.decode() == function.__module__ for name in _SCRIPT_NAMES)
-    request: Request = {
+    return {
         "module": function.__module__,
         "function": function.__qualname__,
         "script": os.path.abspath(main) if main and needs_script else None,  # noqa: PTH100
@@ -174,7 +188,6 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
         "result": str(attempt.directory / "result.json"),
         "name": node.name,
     }
-    return pickle.dumps(request)
 
 
 def arguments_for(step: Step, *, committed: Callable[[Step], str], value: Callable[[Step], Any]) -> dict[str, Any]:
@@ -195,7 +208,7 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
         except (OSError, ValueError):
             return Ended(failure=_crash(attempt, status))
         if not data["ok"]:
-            return Ended(failure=Failure(**data["failure"]))
+            return Ended(failure=build(Failure, data["failure"]))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
         files = _kept_files(attempt)
@@ -203,6 +216,19 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
         return Ended(failure=changed) if changed else Ended(value=data["value"], files=files)
     except Exception as e:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
+
+
+def is_quick(attempt: Attempt) -> bool:
+    """Whether `examine` is a matter of moments: a handful of small files, and no adopted data to look at again."""
+    if any(other.listing is not None for other in find_steps(tuple(attempt.node.step.arguments.values()))):
+        return False
+    try:
+        with os.scandir(attempt.directory / "out") as entries:
+            files = list(itertools.islice(entries, _FEW_FILES + 1))
+        sizes = [f.stat(follow_symlinks=False).st_size for f in files if f.is_file(follow_symlinks=False)]
+    except OSError:
+        return False
+    return len(sizes) == len(files) <= _FEW_FILES and sum(sizes) <= _SMALL_BYTES
 
 
 def changed_source(node: Node) -> Failure | None:

@@ -1,35 +1,46 @@
 """The event loop of one run: it decides on nodes as they become ready, starts bodies, and commits what they made.
 
 One thread owns all state and waits for events: a body ended, its output is hashed, a lease was lost, a signal came.
-Nothing on a step's path is polled. A node is ready when its last upstream step is settled; it is decided on afresh
+Nothing on a step's path is polled: what is to happen later (another try, the end of a body's time) is a moment that
+the wait for the next event ends at. A node is ready when its last upstream step is settled; it is decided on afresh
 then, because only now its inputs are known, so an upstream step that came out the same rebuilds nothing below it
-(early cutoff). Ready nodes start longest path first, while their cores fit.
+(early cutoff). `Slots` says which of the ready nodes start.
+
+After a failure, unless the run keeps going, nothing new starts; bodies that run go on and are committed, because what
+they have done is as good as it was.
 
 Invariant: an output becomes visible by one conditional write, in this thread, under a lease that is still ours.
-Signals are events too: after one is handled this thread commits nothing more, so nothing turns successful after an
-interrupt.
+Signals are events too, and nothing is committed after one has come; see `interrupts`.
 """
 
 import heapq
 import logging
 import queue
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
-from marin_core import attempts, leases, reasons
+from marin_core import attempts, interrupts, leases, reasons
 from marin_core.attempts import Attempt, Ended
-from marin_core.errors import LeaseLostError, MarinCoreError, NewerRecordError, PrefixError, RunInterrupted
+from marin_core.errors import (
+    LeaseLostError,
+    MarinCoreError,
+    NewerRecordError,
+    PrefixError,
+    RunInterrupted,
+    UsageError,
+)
 from marin_core.graph import Graph, Node
+from marin_core.interrupts import Interrupts
 from marin_core.launchers import Launcher
 from marin_core.ledger import Ledger, Observer
+from marin_core.quantities import format_seconds
 from marin_core.reasons import Options
 from marin_core.records import Decision, Failure, RunRecord, StepRecord
+from marin_core.retries import retry_of
+from marin_core.slots import Capacity, Slots, demands
 from marin_core.steps import Step, typed_value
 from marin_core.store import Store
 
@@ -38,7 +49,7 @@ log = logging.getLogger(__name__)
 _CONTESTED_EVERY = 0.1
 """Seconds between looks at a lease that another runner holds."""
 _POLL_EVERY = 1.0
-"""Seconds between polls of running jobs, for launchers that do not notify."""
+"""Seconds between polls of running jobs, for launchers that may not notify."""
 
 
 class Loop:
@@ -48,7 +59,7 @@ class Loop:
         graph: what to bring up to date, already restricted to what is wanted.
         store: the prefix.
         launcher: where bodies run.
-        max_workers: cores to fill.
+        capacity: what there is for bodies.
         keep_going: after a failure, still run what does not depend on it.
         options: forced, accepted or selected steps.
         observer: the display.
@@ -60,51 +71,61 @@ class Loop:
         store: Store,
         *,
         launcher: Launcher,
-        max_workers: int,
+        capacity: Capacity,
         keep_going: bool,
         options: Options,
         observer: Observer,
     ) -> None:
         self.graph, self.store, self.launcher, self.options = graph, store, launcher, options
         self.blocking = getattr(launcher, "blocking", False)
-        self.max_workers = 1 if self.blocking else max_workers
+        self.mute = not getattr(launcher, "notifies", False)
         self.keep_going = keep_going
         self.ledger = Ledger(store=store, graph=graph, observer=observer)
         self.events: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
         self.stopping: Literal["failed", "refused", "cancelled"] | None = None
-        self.signal: int | None = None
+        self.interrupts = Interrupts(
+            note=lambda number: self.events.put(("signal", number, None)),
+            kill=lambda: interrupts.end_all(launcher, tuple(self.running), grace=0),
+            blocking=self.blocking,
+        )
         # What is known of nodes: the committed record, the output digest (None: no usable output), unsettled inputs.
         self.found: dict[str, Any] = {}
         self.outputs: dict[str, str | None] = {}
         self.unfinished = {a: set(n.upstream) for a, n in graph.nodes.items()}
         self.dependants = graph.dependants()
         self.priority = graph.priorities()
-        # Where nodes are: to be decided, waiting for cores, waiting for another runner, running (by job name).
+        # Where nodes are: to be decided, waiting for slots, waiting for another runner, waiting for another try after
+        # a failure, running (by job name).
         self.open: deque[str] = deque(a for a in graph.nodes if not self.unfinished[a])
-        self.ready: list[tuple[tuple[int, int], str]] = []
+        self.slots = Slots(capacity)
         self.contested: dict[str, str] = {}
+        self.resting: dict[str, Failure] = {}
         self.running: dict[str, Attempt] = {}
-        self.free = float(self.max_workers)
         self.examining: set[str] = set()
+        self.overtime: set[str] = set()
+        # What is to happen when nothing else has: (moment, count, event).
+        self.moments: list[tuple[float, int, tuple[str, Any, Any]]] = []
         self.tries: dict[str, int] = {}
         self.witness = leases.Witness()
         self.history = reasons.History(store)
-        self.examiners = ThreadPoolExecutor(2, thread_name_prefix="marin-examine")
 
     def run(self) -> RunRecord:
         """Runs to the end and returns the record.
 
         Raises:
             PrefixError: the prefix cannot be written.
+            UsageError: a step that has to run asks for accelerators that are not here; nothing ran.
             RunInterrupted: a signal came; the bodies are stopped and the record is written.
         """
         self.store.check_writable()
         planned = reasons.plan(self.graph, self.store, options=self.options)
         self.found = {p.address: p.record for p in planned}
+        needed = {p.address: self.graph.nodes[p.address].step.resources for p in planned if p.decision == "run"}
+        self.demands = demands(needed, of=self.slots.capacity, named=lambda a: self.graph.nodes[a].name)
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
-        with self._signals_as_events(), leases.kept(self.store, self._held, lost=self._note_loss):
+        with self.interrupts.caught(), leases.kept(self.store, self._held, lost=self._note_loss):
             try:
                 self._loop()
             except BaseException as e:
@@ -114,8 +135,8 @@ class Loop:
                 raise
             self._stop(self.stopping)
             record = self.ledger.close(self.stopping)
-        if self.signal is not None:
-            raise RunInterrupted(self.signal)
+        if self.interrupts.number is not None:
+            raise RunInterrupted(self.interrupts.number)
         return record
 
     def _loop(self) -> None:
@@ -125,29 +146,39 @@ class Loop:
             self._start_what_fits()
             if self.open and self.stopping is None:
                 continue
-            waiting = self.stopping is None and (self.contested or self.ready)
+            waiting = self.stopping is None and (self.contested or self.slots or self.resting)
             if self.stopping == "cancelled" or not (self.running or waiting):
                 return
             self._handle(*self._next_event())
 
     def _next_event(self) -> tuple[str, Any, Any]:
         """The next event. It looks around by itself only for another runner's lease or a launcher that may be mute."""
+        contested = bool(self.contested) and self.stopping is None
+        period = _CONTESTED_EVERY if contested else _POLL_EVERY if self.mute else None
         while True:
-            contested = bool(self.contested) and self.stopping is None
+            if self.moments and self.moments[0][0] <= time.monotonic():
+                return heapq.heappop(self.moments)[2]
+            due = max(0.0, self.moments[0][0] - time.monotonic()) if self.moments else None
             try:
-                return self.events.get(timeout=_CONTESTED_EVERY if contested else _POLL_EVERY)
+                return self.events.get(timeout=min((t for t in (period, due) if t is not None), default=None))
             except queue.Empty:
                 if contested:
                     return ("look", None, None)
-                for name in self.running:
+                for name in self.running if self.mute else ():
                     self.events.put(("ended", name, None))
 
     def _handle(self, kind: str, subject: Any, detail: Any) -> None:
         if kind == "signal":
-            self.stopping, self.signal = "cancelled", subject
+            self.stopping = "cancelled"
+        elif kind == "rested":
+            if self.resting.pop(subject, None) is not None:
+                self._line_up(self.graph.nodes[subject])
         elif subject in self.running:
-            handler = {"ended": self._ended, "examined": self._examined, "lost": self._lost}[kind]
-            handler(subject, detail)
+            handlers = {"ended": self._ended, "examined": self._examined, "lost": self._lost, "late": self._late}
+            handlers[kind](subject, detail)
+
+    def _later(self, seconds: float, *event: Any) -> None:
+        heapq.heappush(self.moments, (time.monotonic() + seconds, len(self.moments), (event[0], event[1], None)))
 
     # Deciding
 
@@ -166,8 +197,6 @@ class Loop:
             self._act(node, *self._decision(node))
 
     def _decision(self, node: Node) -> tuple[Decision, str]:
-        if self.found[node.address] is None:
-            self.found[node.address] = reasons.read_record(self.store, node.address)
         return reasons.decide(
             node,
             self.found[node.address],
@@ -181,7 +210,7 @@ class Loop:
         address = node.address
         if decision == "run":
             self.ledger.set(address, decision=decision, reason=reason)
-            heapq.heappush(self.ready, (self.priority[address], address))
+            self._line_up(node)
         elif decision in ("reuse", "accept"):
             record: StepRecord = self.found[address]
             self.ledger.commit(address, record)
@@ -203,15 +232,29 @@ class Loop:
 
     # Starting
 
-    def _cores(self, node: Node) -> float:
-        return min(node.step.resources.cpus, self.max_workers)
+    def _line_up(self, node: Node) -> None:
+        """A step has to run: it waits for its slots. One of which that was not planned may ask for what is not here."""
+        try:
+            found = demands({node.address: node.step.resources}, of=self.slots.capacity, named=lambda _: node.name)
+        except UsageError as e:
+            failure = Failure(type="UsageError", message=str(e), traceback="", exit_code=e.exit_code)
+            self._give_up(node.address, failure)
+            return
+        self.demands.update(found)
+        self.slots.push(node.address, self.demands[node.address], priority=self.priority[node.address])
 
     def _start_what_fits(self) -> None:
         for address in list(self.contested):
-            if self.stopping is None and self._cores(self.graph.nodes[address]) <= self.free:
+            if self.stopping is None and self._has_room(address):
                 self._start(address)
-        while self.ready and self.stopping is None and self._cores(self.graph.nodes[self.ready[0][1]]) <= self.free:
-            self._start(heapq.heappop(self.ready)[1])
+        while self.stopping is None and not (self.blocking and self.running):
+            address = self.slots.pop()
+            if address is None:
+                return
+            self._start(address)
+
+    def _has_room(self, address: str) -> bool:
+        return not (self.blocking and self.running) and self.slots.fits(self.demands[address])
 
     def _start(self, address: str) -> None:
         """Takes the lease, looks once more whether the output is there by now, and launches."""
@@ -264,9 +307,9 @@ class Loop:
             inputs={a: self.outputs[a] or "" for a in node.upstream},
             fresh=node.address not in self.tries and reasons.matches(self.options.force + self.options.rebuild, node),
         )
-        self.running[attempt.job.name] = attempt
+        self.running[attempt.name] = attempt
         self.tries[node.address] = self.tries.get(node.address, 0) + 1
-        self.free -= self._cores(node)
+        environment = self.slots.take(node.address, self.demands[node.address])
         self.ledger.set(
             node.address,
             reason=reason,
@@ -277,10 +320,13 @@ class Loop:
             log=attempt.record.log,
         )
         if (edited := attempts.changed_source(node)) is not None:
-            self.events.put(("examined", attempt.job.name, Ended(failure=edited)))
+            self.events.put(("examined", attempt.name, Ended(failure=edited)))
             return
-        self.launcher.launch(attempt.job, notify=lambda name: self.events.put(("ended", name, None)))
-        status = self.launcher.poll(attempt.job.name)
+        if (limit := node.step.function.timeout_seconds) is not None and not self.blocking:
+            self._later(limit, "late", attempt.name)
+        job = replace(attempt.job, environment=environment)
+        self.launcher.launch(job, notify=lambda name: self.events.put(("ended", name, None)))
+        status = self.launcher.poll(attempt.name)
         if status is not None and status.running and status.pid is not None:
             try:
                 leases.update(self.store, node.address, lease, body=leases.Process.of(status.pid))
@@ -300,20 +346,35 @@ class Loop:
         attempt, status = self.running[name], self.launcher.poll(name)
         if status is None or status.running or attempt.address in self.examining:
             return
+        if attempts.is_quick(attempt):
+            self._examined(name, attempts.examine(attempt, status))
+            return
         self.examining.add(attempt.address)
-        future = self.examiners.submit(attempts.examine, attempt, status)
-        future.add_done_callback(lambda f: None if f.cancelled() else self.events.put(("examined", name, f.result())))
+        # A daemon, so that a run that is interrupted waits for no hash.
+        examiner = threading.Thread(
+            target=lambda: self.events.put(("examined", name, attempts.examine(attempt, status))), daemon=True
+        )
+        examiner.start()
+
+    def _late(self, name: str, _: Any) -> None:
+        """A body has had its time. It ends in its own time, so nothing waits for that here."""
+        if self.running[name].address not in self.examining:
+            self.overtime.add(name)
+            threading.Thread(target=self.launcher.cancel, args=(name,), daemon=True).start()
 
     def _retire(self, name: str) -> Attempt:
         attempt = self.running.pop(name)
         self.examining.discard(attempt.address)
-        self.free += self._cores(attempt.node)
+        self.slots.give_back(attempt.address)
         return attempt
 
     def _examined(self, name: str, ended: Ended) -> None:
+        if self.interrupts.number is not None:
+            return
         attempt = self._retire(name)
-        if ended.failure is not None:
-            self._failed(attempt, ended.failure)
+        failure = _overtime(attempt, ended) if name in self.overtime else ended.failure
+        if failure is not None:
+            self._failed(attempt, failure)
             return
         try:
             record = attempts.commit(self.store, attempt, ended)
@@ -325,18 +386,28 @@ class Loop:
         self._settle(attempt.address, record.output_digest, outcome="succeeded", ended_at=record.committed_at)
 
     def _failed(self, attempt: Attempt, failure: Failure) -> None:
-        """Another try if the step has one left and the failure is not a user's mistake; else the node has failed."""
-        address, now = attempt.address, time.time()
+        """Another try if the step has one left for such a failure; else the node has failed."""
+        address, now, node = attempt.address, time.time(), attempt.node
         attempts.close(self.store, attempt, state="failed", failure=failure)
-        if failure.exit_code is None and self.tries[address] <= attempt.node.step.retries and self.stopping is None:
-            self.ledger.observer.said(f"{attempt.node.name}: failed ({failure.type}: {failure.message}), trying again")
-            self.ledger.set(address, outcome="pending")
-            heapq.heappush(self.ready, (self.priority[address], address))
+        rule, tries = retry_of(node.step.retries), self.tries[address]
+        if self.stopping is None and rule.covers(failure, tries=tries):
+            seconds = rule.wait_seconds(address, tries=tries)
+            when = f"again in {format_seconds(seconds)}" if seconds else "again"
+            text = f"failed ({failure.type}: {failure.message}), trying {when}"
+            self.ledger.observer.said(f"{node.name}: {text}")
+            self.ledger.set(address, outcome="pending", reason=text)
+            if seconds:
+                self.resting[address] = failure
+                self._later(seconds, "rested", address)
+            else:
+                self._line_up(node)
             return
+        self._give_up(address, failure, ended_at=now, seconds=now - attempt.record.started_at)
+
+    def _give_up(self, address: str, failure: Failure, **changes: Any) -> None:
         if not self.keep_going:
             self.stopping = self.stopping or "failed"
-        seconds = now - attempt.record.started_at
-        self._settle(address, None, outcome="failed", failure=failure, ended_at=now, seconds=seconds)
+        self._settle(address, None, outcome="failed", failure=failure, **changes)
 
     def _lost(self, name: str, error: Exception) -> None:
         """The lease is gone: the body must be gone too."""
@@ -347,20 +418,17 @@ class Loop:
     def _stop(self, why: Literal["failed", "refused", "cancelled"] | None, *, level: int = logging.WARNING) -> None:
         """Ends every body that still runs; at the end of an orderly run there is none."""
         self.stopping = why
-        stoppers = [threading.Thread(target=self.launcher.cancel, args=(name,)) for name in self.running]
-        for stopper in stoppers:
-            stopper.start()
-        for stopper in stoppers:
-            stopper.join()
-        self.examiners.shutdown(wait=False, cancel_futures=True)
+        interrupts.end_all(self.launcher, tuple(self.running))
         now, reason = time.time(), "the run was interrupted"
         for attempt in list(self.running.values()):
             try:
                 attempts.close(self.store, attempt, state="cancelled")
                 self.ledger.set(attempt.address, outcome="cancelled", reason=reason, ended_at=now)
             except MarinCoreError as e:
-                log.log(level, "end of %s not written: %s", attempt.job.name, e)
+                log.log(level, "end of %s not written: %s", attempt.name, e)
         self.running.clear()
+        for address, failure in self.resting.items():
+            self.ledger.set(address, outcome="cancelled" if why == "cancelled" else "failed", failure=failure)
 
     def _close_quietly(self, level: int) -> None:
         """Writes the last record while another error is on its way; that one is what the user has to see."""
@@ -379,22 +447,9 @@ class Loop:
             if attempt.address == address:
                 self.events.put(("lost", name, error))
 
-    @contextmanager
-    def _signals_as_events(self) -> Generator[None]:
-        """SIGINT and SIGTERM become events of the loop; a body in this very thread is interrupted at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
-        def note(number: int, _frame: object) -> None:
-            self.events.put(("signal", number, None))
-            if self.blocking:
-                self.signal = number
-                raise RunInterrupted(number)
-
-        before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+def _overtime(attempt: Attempt, ended: Ended) -> Failure:
+    """The failure of a body that ran past its time, with the place where it was when it was asked to end."""
+    limit = attempt.node.step.function.timeout_seconds
+    where = ended.failure.traceback if ended.failure is not None else ""
+    return Failure(type="Timeout", message=f"the body ran past its {limit:g} s", traceback=where)
