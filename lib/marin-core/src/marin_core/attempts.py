@@ -10,6 +10,7 @@ attempt has the next number.
 """
 
 import contextlib
+import functools
 import getpass
 import itertools
 import json
@@ -258,6 +259,13 @@ def _kept_files(attempt: Attempt) -> tuple[FileEntry, ...]:
     return files
 
 
+def overtime(attempt: Attempt, ended: Ended) -> Failure:
+    """The failure of a body that ran past its time, with the place where it was when it was asked to end."""
+    limit = attempt.node.step.function.timeout_seconds
+    where = ended.failure.traceback if ended.failure is not None else ""
+    return Failure(type="Timeout", message=f"the body ran past its {limit:g} s", traceback=where)
+
+
 def _crash(attempt: Attempt, status: JobStatus) -> Failure:
     code = status.exit_code
     if code is None:
@@ -334,6 +342,7 @@ def _told(store: Store) -> Generator[None]:
         raise store.error(e) from e
 
 
+@functools.cache
 def user() -> str:
     """The user's name, or number where it has none."""
     try:

@@ -17,7 +17,6 @@
 ``exit_code`` is what a command line returns for the error; see `exits`.
 """
 
-
 from typing import Any
 
 

@@ -29,12 +29,13 @@ class Interrupts:
     Args:
         note: told of the first signal.
         kill: ends every body at once; called from a thread of its own, as it waits for them.
-        blocking: a body runs in the main thread itself, which a signal therefore leaves by `RunInterrupted`.
     """
 
-    def __init__(self, *, note: Callable[[int], None], kill: Callable[[], None], blocking: bool) -> None:
+    def __init__(self, *, note: Callable[[int], None], kill: Callable[[], None]) -> None:
         self.number: int | None = None
-        self._note, self._kill, self._blocking = note, kill, blocking
+        self.raising = False
+        """Whether a body runs in the main thread itself, which a signal therefore leaves by `RunInterrupted`."""
+        self._note, self._kill = note, kill
 
     @contextmanager
     def caught(self) -> Generator[None]:
@@ -58,15 +59,13 @@ class Interrupts:
             threading.Thread(target=self._kill, daemon=True).start()
         else:
             self._note(number)
-        if self._blocking:
+        if self.raising:
             raise RunInterrupted(number)
 
 
 def end_all(launcher: Launcher, names: Iterable[str], *, grace: float = GRACE) -> None:
     """Ends jobs side by side. Returns when they have ended, or when that takes too long to wait for."""
-    enders = [
-        threading.Thread(target=launcher.cancel, args=(n,), kwargs={"grace": grace}, daemon=True) for n in names
-    ]
+    enders = [threading.Thread(target=launcher.cancel, args=(n,), kwargs={"grace": grace}, daemon=True) for n in names]
     for ender in enders:
         ender.start()
     deadline = time.monotonic() + _DRAINED_WITHIN

@@ -13,9 +13,7 @@ Invariant: an output becomes visible by one conditional write, in this thread, u
 Signals are events too, and nothing is committed after one has come; see `interrupts`.
 """
 
-import heapq
 import logging
-import queue
 import threading
 import time
 from collections import deque
@@ -32,15 +30,16 @@ from marin_core.errors import (
     RunInterrupted,
     UsageError,
 )
+from marin_core.events import Event, Events
 from marin_core.graph import Graph, Node
 from marin_core.interrupts import Interrupts
-from marin_core.launchers import Launcher
+from marin_core.launchers import JobStatus, Launcher
 from marin_core.ledger import Ledger, Observer
 from marin_core.quantities import format_seconds
 from marin_core.reasons import Options
 from marin_core.records import Decision, Failure, RunRecord, StepRecord
 from marin_core.retries import retry_of
-from marin_core.slots import Capacity, Slots, demands
+from marin_core.slots import Capacity, Slots
 from marin_core.steps import Step, typed_value
 from marin_core.store import Store
 
@@ -81,10 +80,10 @@ class Loop:
         self.mute = not getattr(launcher, "notifies", False)
         self.keep_going = keep_going
         self.ledger = Ledger(store=store, graph=graph, observer=observer)
-        self.events: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
+        self.events = Events()
         self.stopping: Literal["failed", "refused", "cancelled"] | None = None
         self.interrupts = Interrupts(
-            note=lambda number: self.events.put(("signal", number, None)),
+            note=lambda number: self.events.put("signal", number),
             kill=lambda: interrupts.end_all(launcher, tuple(self.running), grace=0),
             blocking=self.blocking,
         )
@@ -103,8 +102,6 @@ class Loop:
         self.running: dict[str, Attempt] = {}
         self.examining: set[str] = set()
         self.overtime: set[str] = set()
-        # What is to happen when nothing else has: (moment, count, event).
-        self.moments: list[tuple[float, int, tuple[str, Any, Any]]] = []
         self.tries: dict[str, int] = {}
         self.witness = leases.Witness()
         self.history = reasons.History(store)
@@ -120,8 +117,8 @@ class Loop:
         self.store.check_writable()
         planned = reasons.plan(self.graph, self.store, options=self.options)
         self.found = {p.address: p.record for p in planned}
-        needed = {p.address: self.graph.nodes[p.address].step.resources for p in planned if p.decision == "run"}
-        self.demands = demands(needed, of=self.slots.capacity, named=lambda a: self.graph.nodes[a].name)
+        for node in (self.graph.nodes[p.address] for p in planned if p.decision == "run"):
+            self.slots.enter(node)
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
@@ -151,21 +148,15 @@ class Loop:
                 return
             self._handle(*self._next_event())
 
-    def _next_event(self) -> tuple[str, Any, Any]:
+    def _next_event(self) -> Event:
         """The next event. It looks around by itself only for another runner's lease or a launcher that may be mute."""
         contested = bool(self.contested) and self.stopping is None
-        period = _CONTESTED_EVERY if contested else _POLL_EVERY if self.mute else None
         while True:
-            if self.moments and self.moments[0][0] <= time.monotonic():
-                return heapq.heappop(self.moments)[2]
-            due = max(0.0, self.moments[0][0] - time.monotonic()) if self.moments else None
-            try:
-                return self.events.get(timeout=min((t for t in (period, due) if t is not None), default=None))
-            except queue.Empty:
-                if contested:
-                    return ("look", None, None)
-                for name in self.running if self.mute else ():
-                    self.events.put(("ended", name, None))
+            event = self.events.next(period=_CONTESTED_EVERY if contested else _POLL_EVERY if self.mute else None)
+            if event is not None or contested:
+                return event or ("look", None, None)
+            for name in self.running:
+                self.events.put("ended", name)
 
     def _handle(self, kind: str, subject: Any, detail: Any) -> None:
         if kind == "signal":
@@ -176,9 +167,6 @@ class Loop:
         elif subject in self.running:
             handlers = {"ended": self._ended, "examined": self._examined, "lost": self._lost, "late": self._late}
             handlers[kind](subject, detail)
-
-    def _later(self, seconds: float, *event: Any) -> None:
-        heapq.heappush(self.moments, (time.monotonic() + seconds, len(self.moments), (event[0], event[1], None)))
 
     # Deciding
 
@@ -233,28 +221,24 @@ class Loop:
     # Starting
 
     def _line_up(self, node: Node) -> None:
-        """A step has to run: it waits for its slots. One of which that was not planned may ask for what is not here."""
+        """A step has to run: it waits for its slots. One that was not planned to may ask for what is not here."""
         try:
-            found = demands({node.address: node.step.resources}, of=self.slots.capacity, named=lambda _: node.name)
+            self.slots.enter(node)
         except UsageError as e:
             failure = Failure(type="UsageError", message=str(e), traceback="", exit_code=e.exit_code)
             self._give_up(node.address, failure)
-            return
-        self.demands.update(found)
-        self.slots.push(node.address, self.demands[node.address], priority=self.priority[node.address])
+        else:
+            self.slots.push(node.address, priority=self.priority[node.address])
 
     def _start_what_fits(self) -> None:
         for address in list(self.contested):
-            if self.stopping is None and self._has_room(address):
+            if self._may_start() and self.slots.fits(address):
                 self._start(address)
-        while self.stopping is None and not (self.blocking and self.running):
-            address = self.slots.pop()
-            if address is None:
-                return
+        while self._may_start() and (address := self.slots.pop()) is not None:
             self._start(address)
 
-    def _has_room(self, address: str) -> bool:
-        return not (self.blocking and self.running) and self.slots.fits(self.demands[address])
+    def _may_start(self) -> bool:
+        return self.stopping is None and not (self.blocking and self.running)
 
     def _start(self, address: str) -> None:
         """Takes the lease, looks once more whether the output is there by now, and launches."""
@@ -309,7 +293,7 @@ class Loop:
         )
         self.running[attempt.name] = attempt
         self.tries[node.address] = self.tries.get(node.address, 0) + 1
-        environment = self.slots.take(node.address, self.demands[node.address])
+        environment = self.slots.take(node.address)
         self.ledger.set(
             node.address,
             reason=reason,
@@ -320,12 +304,12 @@ class Loop:
             log=attempt.record.log,
         )
         if (edited := attempts.changed_source(node)) is not None:
-            self.events.put(("examined", attempt.name, Ended(failure=edited)))
+            self.events.put("examined", attempt.name, Ended(failure=edited))
             return
         if (limit := node.step.function.timeout_seconds) is not None and not self.blocking:
-            self._later(limit, "late", attempt.name)
+            self.events.later(limit, "late", attempt.name)
         job = replace(attempt.job, environment=environment)
-        self.launcher.launch(job, notify=lambda name: self.events.put(("ended", name, None)))
+        self.launcher.launch(job, notify=lambda name: self.events.put("ended", name, None))
         status = self.launcher.poll(attempt.name)
         if status is not None and status.running and status.pid is not None:
             try:
@@ -351,10 +335,7 @@ class Loop:
             return
         self.examining.add(attempt.address)
         # A daemon, so that a run that is interrupted waits for no hash.
-        examiner = threading.Thread(
-            target=lambda: self.events.put(("examined", name, attempts.examine(attempt, status))), daemon=True
-        )
-        examiner.start()
+        threading.Thread(target=self._examine, args=(attempt, status), daemon=True).start()
 
     def _late(self, name: str, _: Any) -> None:
         """A body has had its time. It ends in its own time, so nothing waits for that here."""
@@ -372,7 +353,7 @@ class Loop:
         if self.interrupts.number is not None:
             return
         attempt = self._retire(name)
-        failure = _overtime(attempt, ended) if name in self.overtime else ended.failure
+        failure = attempts.overtime(attempt, ended) if name in self.overtime else ended.failure
         if failure is not None:
             self._failed(attempt, failure)
             return
@@ -398,7 +379,7 @@ class Loop:
             self.ledger.set(address, outcome="pending", reason=text)
             if seconds:
                 self.resting[address] = failure
-                self._later(seconds, "rested", address)
+                self.events.later(seconds, "rested", address)
             else:
                 self._line_up(node)
             return
@@ -439,17 +420,13 @@ class Loop:
 
     # Beside the loop: these are called from other threads, or from a signal
 
+    def _examine(self, attempt: Attempt, status: JobStatus) -> None:
+        self.events.put("examined", attempt.name, attempts.examine(attempt, status))
+
     def _held(self) -> list[tuple[str, leases.Lease]]:
         return [(attempt.address, attempt.lease) for attempt in list(self.running.values())]
 
     def _note_loss(self, address: str, error: LeaseLostError) -> None:
         for name, attempt in list(self.running.items()):
             if attempt.address == address:
-                self.events.put(("lost", name, error))
-
-
-def _overtime(attempt: Attempt, ended: Ended) -> Failure:
-    """The failure of a body that ran past its time, with the place where it was when it was asked to end."""
-    limit = attempt.node.step.function.timeout_seconds
-    where = ended.failure.traceback if ended.failure is not None else ""
-    return Failure(type="Timeout", message=f"the body ran past its {limit:g} s", traceback=where)
+                self.events.put("lost", name, error)

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import reasons
-from marin_core.errors import DriftError, MissingOutputError, NewerRecordError, RunInterrupted, StepFailedError, UsageError
+from marin_core.errors import (
+    DriftError,
+    MissingOutputError,
+    NewerRecordError,
+    RunInterrupted,
+    StepFailedError,
+    UsageError,
+)
 from marin_core.graph import Graph, lower
 from marin_core.handles import Input
 from marin_core.launchers import Launcher, make_launcher

@@ -12,12 +12,13 @@ So a step that waits for much waits for the bodies it found running, and never f
 import heapq
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 from marin_core.errors import UsageError
+from marin_core.graph import Node
 from marin_core.steps import Resources
 
 CPUS, MEMORY = "cpus", "memory_bytes"
@@ -123,9 +124,7 @@ def capacity(max_workers: int, *, slots: Mapping[str, int] | None = None, bounde
         devices = {kind: tuple(next(ids) for _ in range(n)) for kind, n in given.items() if not _TPU.fullmatch(kind)}
         return Capacity(counts=counts | given, devices=devices, bounded=bounded)
     aliases = dict.fromkeys(_gpu_models(), "gpu")
-    return Capacity(
-        counts=counts | {"gpu": len(visible)}, devices={"gpu": visible}, aliases=aliases, bounded=bounded
-    )
+    return Capacity(counts=counts | {"gpu": len(visible)}, devices={"gpu": visible}, aliases=aliases, bounded=bounded)
 
 
 def _visible_gpus() -> tuple[str, ...]:
@@ -134,10 +133,10 @@ def _visible_gpus() -> tuple[str, ...]:
     if said is not None:
         return tuple(part.strip() for part in said.split(",") if part.strip() not in ("", "-1", "NoDevFiles"))
     try:
-        names = sorted((n for n in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", n)), key=lambda n: int(n[6:]))
+        count = sum(re.fullmatch(r"nvidia\d+", p.name) is not None for p in Path("/dev").iterdir())
     except OSError:
         return ()
-    return tuple(str(i) for i in range(len(names)))
+    return tuple(map(str, range(count)))
 
 
 def _gpu_models() -> set[str]:
@@ -159,8 +158,9 @@ class Slots:
         self.capacity = capacity
         self._free = dict(capacity.counts)
         self._devices = {kind: list(ids) for kind, ids in capacity.devices.items()}
+        self._demands: dict[str, Demand] = {}
         self._ready: dict[Demand, list[tuple[Priority, str]]] = {}
-        self._taken: dict[str, tuple[Demand, dict[str, list[str]]]] = {}
+        self._held: dict[str, dict[str, list[str]]] = {}
         self._first: str | None = None
         """The first in line, while it does not fit."""
         self._behind: dict[str, Demand] = {}
@@ -169,9 +169,20 @@ class Slots:
     def __bool__(self) -> bool:
         return bool(self._ready)
 
-    def push(self, address: str, demand: Demand, *, priority: Priority) -> None:
-        """Puts a step in line; the least priority is the first."""
-        heapq.heappush(self._ready.setdefault(demand, []), (priority, address))
+    def enter(self, node: Node) -> None:
+        """Works out what a step takes.
+
+        Raises:
+            UsageError: it asks for accelerators that are not here; names the step.
+        """
+        try:
+            self._demands[node.address] = self.capacity.demand(node.step.resources)
+        except UsageError as e:
+            raise UsageError(f"step {node.name}: {e}") from None
+
+    def push(self, address: str, *, priority: Priority) -> None:
+        """Puts a step that has been entered in line; the least priority is the first."""
+        heapq.heappush(self._ready.setdefault(self._demands[address], []), (priority, address))
 
     def pop(self) -> str | None:
         """The next step that may start, out of the line; None while nothing may. It takes nothing yet."""
@@ -179,13 +190,13 @@ class Slots:
         if not line:
             return None
         (_, first), demand = line[0]
-        if self.fits(demand):
+        if self._is_free(demand):
             self._first, self._behind = None, {}
             return self._out_of_line(demand)
         if first != self._first:
             self._first, self._behind = first, {}
         for _, later in line[1:]:
-            if self.fits(later) and self._leaves_room(demand, later):
+            if self._is_free(later) and self._leaves_room(demand, later):
                 return self._out_of_line(later)
         return None
 
@@ -203,18 +214,22 @@ class Slots:
                 needed[kind] = needed.get(kind, 0) + count
         return all(needed[kind] <= self.capacity.counts[kind] for kind, _ in later)
 
-    def fits(self, demand: Demand) -> bool:
-        """Whether so much is free."""
+    def fits(self, address: str) -> bool:
+        """Whether what a step takes is free."""
+        return self._is_free(self._demands[address])
+
+    def _is_free(self, demand: Demand) -> bool:
         return all(count <= self._free[kind] for kind, count in demand)
 
-    def take(self, address: str, demand: Demand) -> dict[str, str]:
+    def take(self, address: str) -> dict[str, str]:
         """Takes a step's slots; returns the environment variables that show its body the devices it got."""
+        demand = self._demands[address]
         held: dict[str, list[str]] = {}
         for kind, count in demand:
             self._free[kind] -= count
             if kind in self._devices:
                 held[kind], self._devices[kind] = self._devices[kind][:count], self._devices[kind][count:]
-        self._taken[address] = demand, held
+        self._held[address] = held
         if self._first is not None:
             self._behind[address] = demand
         shown = [device for devices in held.values() for device in devices]
@@ -222,25 +237,9 @@ class Slots:
 
     def give_back(self, address: str) -> None:
         """A step's body has ended."""
-        demand, held = self._taken.pop(address)
+        held = self._held.pop(address)
         self._behind.pop(address, None)
-        for kind, count in demand:
+        for kind, count in self._demands[address]:
             self._free[kind] += count
         for kind, devices in held.items():
             self._devices[kind] = sorted(self._devices[kind] + devices, key=self.capacity.devices[kind].index)
-
-
-def demands[Key](resources: Mapping[Key, Resources], *, of: Capacity, named: Callable[[Key], str]) -> dict[Key, Demand]:
-    """What each step takes, by its key.
-
-    Raises:
-        UsageError: a step asks for what is not here; names the step.
-    """
-    found: dict[Key, Demand] = {}
-    known: dict[Resources, Demand] = {}
-    for key, wanted in resources.items():
-        try:
-            found[key] = known[wanted] if wanted in known else known.setdefault(wanted, of.demand(wanted))
-        except UsageError as e:
-            raise UsageError(f"step {named(key)}: {e}") from None
-    return found

@@ -22,7 +22,6 @@ class Timeout(BaseException):
     """A body ran past its time limit. No `Exception`, so that a body's own handlers let it through."""
 
 
-
 class _Tee:
     """A text stream that writes to a log and to the terminal's error stream."""
 

@@ -14,7 +14,6 @@ What modules keep in their own globals stays, as it does between two calls of a 
 on that is no function of its arguments, in any launcher.
 """
 
-import _signal
 import atexit
 import contextlib
 import functools
@@ -56,14 +55,13 @@ def _umask() -> int:
 
 
 def _handlers() -> dict[int, Any]:
-    # The module below `signal`, which makes no enum of each.
-    return {n: _signal.getsignal(n) for n in range(1, _signal.NSIG)}
+    return {n: signal.getsignal(n) for n in range(1, signal.NSIG)}
 
 
 def _restore_handlers(before: dict[int, Any]) -> None:
     for number, handler in before.items():
-        if _signal.getsignal(number) is not handler:
-            _signal.signal(number, handler)
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def _restore_path(before: tuple[list[str], ...]) -> None:
@@ -109,9 +107,7 @@ def _aspects() -> dict[str, _Aspect]:
         "working directory": _Aspect(os.getcwd, os.chdir),
         "environment variables": _Aspect(lambda: dict(os.environ), _restore_environment),
         "umask": _Aspect(_umask, os.umask),
-        "signal handlers": _Aspect(
-            _handlers, _restore_handlers
-        ),
+        "signal handlers": _Aspect(_handlers, _restore_handlers),
         "signal mask": _Aspect(
             lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
             lambda before: signal.pthread_sigmask(signal.SIG_SETMASK, before),
@@ -231,7 +227,7 @@ def _has_children() -> bool:
 
 
 def _open_files() -> frozenset[int]:
-    descriptors = map(int, os.listdir("/dev/fd"))
+    descriptors = map(int, os.listdir("/dev/fd"))  # noqa: PTH208
     return frozenset(d for d in descriptors if _is_open(d))  # the listing's own is closed by now
 
 
