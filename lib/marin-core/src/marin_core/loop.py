@@ -85,7 +85,6 @@ class Loop:
         self.interrupts = Interrupts(
             note=lambda number: self.events.put("signal", number),
             kill=lambda: interrupts.end_all(launcher, tuple(self.running), grace=0),
-            blocking=self.blocking,
         )
         # What is known of nodes: the committed record, the output digest (None: no usable output), unsettled inputs.
         self.found: dict[str, Any] = {}
@@ -302,6 +301,7 @@ class Loop:
             started_at=attempt.record.started_at,
             digests=attempt.record.digests,
             log=attempt.record.log,
+            failure=None,
         )
         if (edited := attempts.changed_source(node)) is not None:
             self.events.put("examined", attempt.name, Ended(failure=edited))
@@ -309,7 +309,9 @@ class Loop:
         if (limit := node.step.function.timeout_seconds) is not None and not self.blocking:
             self.events.later(limit, "late", attempt.name)
         job = replace(attempt.job, environment=environment)
-        self.launcher.launch(job, notify=lambda name: self.events.put("ended", name, None))
+        self.interrupts.raising = self.blocking
+        self.launcher.launch(job, notify=lambda name: self.events.put("ended", name))
+        self.interrupts.raising = False
         status = self.launcher.poll(attempt.name)
         if status is not None and status.running and status.pid is not None:
             try:
@@ -376,7 +378,7 @@ class Loop:
             when = f"again in {format_seconds(seconds)}" if seconds else "again"
             text = f"failed ({failure.type}: {failure.message}), trying {when}"
             self.ledger.observer.said(f"{node.name}: {text}")
-            self.ledger.set(address, outcome="pending", reason=text)
+            self.ledger.set(address, outcome="pending", reason=text, failure=failure)
             if seconds:
                 self.resting[address] = failure
                 self.events.later(seconds, "rested", address)
@@ -409,7 +411,8 @@ class Loop:
                 log.log(level, "end of %s not written: %s", attempt.name, e)
         self.running.clear()
         for address, failure in self.resting.items():
-            self.ledger.set(address, outcome="cancelled" if why == "cancelled" else "failed", failure=failure)
+            outcome = "cancelled" if why == "cancelled" else "failed"
+            self.ledger.set(address, outcome=outcome, reason=f"{failure.type}, not tried again", failure=failure)
 
     def _close_quietly(self, level: int) -> None:
         """Writes the last record while another error is on its way; that one is what the user has to see."""

@@ -33,6 +33,7 @@ from marin_core.store import default_prefix, open_store
 
 Build = Callable[..., Any]
 _TRACEBACK_LINES = 10
+_MOST_TROUBLES = 20
 _SIGNAL = 128
 """Exit codes above this one say which signal ended a run."""
 
@@ -187,7 +188,10 @@ def _write_page(report: RunReport) -> str | None:
 def _closing(report: RunReport, epilogue: Callable[[RunReport], str] | None) -> list[str]:
     """The last lines: failures with their logs, the script's own words, what was done, and where the page lies."""
     record = report.record
-    lines = [line for node in record.nodes for line in _trouble(node, report.prefix)]
+    troubles = [lines for node in record.nodes if (lines := _trouble(node, report.prefix))]
+    lines = [line for trouble in troubles[:_MOST_TROUBLES] for line in trouble]
+    if len(troubles) > _MOST_TROUBLES:
+        lines.append(f"and {len(troubles) - _MOST_TROUBLES} more steps that failed or were refused")
     if report.ok:
         if epilogue is not None:
             lines.append(epilogue(report))
