@@ -191,14 +191,18 @@ class Plain(_Display):
 
 
 class Live(_Display):
-    """A table on a terminal: a line a step, running ones with the last line of their log."""
+    """A table on a terminal: a line a step, running ones with the last line of their log.
 
-    def __init__(self) -> None:
+    Args:
+        file: where it goes; default stdout.
+    """
+
+    def __init__(self, file: TextIO | None = None) -> None:
         super().__init__()
         from rich.console import Console
         from rich.live import Live as RichLive
 
-        self._console = Console()
+        self._console = Console(file=file)
         self._live = RichLive(
             console=self._console,
             get_renderable=self._table,

@@ -213,7 +213,7 @@ def test_code_that_was_edited_during_the_run_is_not_run(module: Any, prefix: str
 
 
 def open_descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
 def test_a_run_leaves_neither_processes_nor_descriptors_nor_threads(flow: ModuleType, prefix: str) -> None:
@@ -229,8 +229,8 @@ def test_a_run_leaves_neither_processes_nor_descriptors_nor_threads(flow: Module
 
 def test_a_launcher_that_was_given_stays_open_until_its_owner_closes_it(flow: ModuleType, prefix: str) -> None:
     with ProcessLauncher() as launcher:
-        first = run(flow.first(), prefix=prefix, launcher=launcher)
-        assert alive(pid := first.record.nodes[0].value["pid"])
+        pid = run(flow.first(), prefix=prefix, launcher=launcher).record.nodes[0].value["pid"]
+        assert alive(pid)
         second = run(flow.then(flow.first()), prefix=prefix, launcher=launcher)
         assert second.value("then")["pid"] != pid
         gone(pid)
