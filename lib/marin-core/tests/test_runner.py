@@ -212,15 +212,29 @@ def test_a_failed_body_is_told_and_blocks_its_dependants(
     assert not (Path(prefix) / report.node(bad).address / "step.json").exists()
 
 
-def test_of_a_hundred_steps_one_fails_and_only_what_needs_it_is_blocked(flow: ModuleType, prefix: str) -> None:
+@pytest.mark.parametrize("launcher", ["inline", "process"])
+def test_of_a_hundred_steps_one_fails_and_only_what_needs_it_is_blocked(
+    module: Any, prefix: str, launcher: str
+) -> None:
+    flow = module(FLOW)
     bad = flow.broken()
     blocked = [flow.describe([bad], title=str(i)) for i in range(30)]
     fine = [flow.text(content=str(i)) for i in range(69)]
-    report = run(blocked, fine, prefix=prefix, launcher="inline", keep_going=True)
+    report = run(blocked, fine, prefix=prefix, launcher=launcher, keep_going=True)
     found = [n.outcome for n in report.record.nodes]
     assert (found.count("succeeded"), found.count("blocked"), found.count("failed")) == (69, 30, 1)
-    again = run(blocked, fine, prefix=prefix, launcher="inline", keep_going=True)
+    assert {n.reason for n in report.record.nodes if n.outcome == "blocked"} == {"blocked by broken"}
+    record = json.loads((Path(prefix) / "runs" / f"{report.record.run_id}.json").read_text())
+    (failure,) = (n["failure"] for n in record["nodes"] if n["failure"])
+    assert 'raise ValueError("no such luck")' in failure["traceback"]
+    again = run(blocked, fine, prefix=prefix, launcher=launcher, keep_going=True)
     assert [n.outcome for n in again.record.nodes].count("reused") == 69
+    path = Path(str(flow.__file__))
+    text = path.read_text().replace('raise ValueError("no such luck")', "return 1")
+    path.write_text(text.replace("[c.longest for c in counts]", "len(counts)"))
+    repaired = run(blocked, fine, prefix=prefix, launcher="process", keep_going=True)
+    assert repaired.ok
+    assert set(repaired.executed) == {n.address for n in report.record.nodes if n.outcome in ("failed", "blocked")}
 
 
 def test_fail_fast_starts_nothing_more(flow: ModuleType, prefix: str) -> None:
@@ -228,6 +242,37 @@ def test_fail_fast_starts_nothing_more(flow: ModuleType, prefix: str) -> None:
     report = run(after, [flow.text(content=str(i)) for i in range(3)], prefix=prefix, launcher="inline")
     assert report.executed == ()
     assert [n.outcome for n in report.record.nodes] == ["failed", "blocked", "pending", "pending", "pending"]
+
+
+def test_fail_fast_lets_what_runs_come_to_its_end(module: Any, prefix: str, tmp_path: Path) -> None:
+    flow = module("""
+        import time
+        from pathlib import Path
+        from marin_core import step
+
+        @step
+        def fail(*, other: str) -> int:
+            while not Path(other).exists():
+                time.sleep(0.01)
+            raise ValueError("no")
+
+        @step
+        def run_on(*, mine: str, record: str) -> int:
+            Path(mine).touch()
+            while not list(Path(record).glob("fail/*/attempts/1/attempt.json")) or '"failed"' not in next(
+                Path(record).glob("fail/*/attempts/1/attempt.json")
+            ).read_text():
+                time.sleep(0.01)
+            return 1
+
+        @step
+        def later(x: int) -> int:
+            return x
+    """)
+    running = flow.run_on(mine=str(tmp_path / "mine"), record=prefix)
+    report = run(flow.later(running), flow.fail(other=str(tmp_path / "mine")), prefix=prefix)
+    assert [n.outcome for n in report.record.nodes] == ["succeeded", "pending", "failed"]
+    assert report.record.nodes[1].reason.startswith("not started, the run was failed")
 
 
 def test_retries_share_work_and_raise_the_epoch(flow: ModuleType, prefix: str) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from marin_core.graph import Graph, lower
     from marin_core.handles import Input, Out, Work
     from marin_core.launchers import Launcher
+    from marin_core.retries import Retry
     from marin_core.runner import RunReport, StepRunner, resolve, run
     from marin_core.script import main
     from marin_core.steps import Resources, Step, step
@@ -53,6 +54,7 @@ __all__ = [
     "PrefixError",
     "RefusedError",
     "Resources",
+    "Retry",
     "RunReport",
     "Step",
     "StepFailedError",
@@ -81,6 +83,7 @@ _LAZY = {
     "run": "runner",
     "main": "script",
     "Resources": "steps",
+    "Retry": "retries",
     "Step": "steps",
     "step": "steps",
     "adopt": "adoption",

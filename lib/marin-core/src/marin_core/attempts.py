@@ -10,7 +10,9 @@ attempt has the next number.
 """
 
 import contextlib
+import functools
 import getpass
+import itertools
 import json
 import os
 import pickle
@@ -32,11 +34,21 @@ from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
 from marin_core.launchers import Job, JobStatus
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
-from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, from_json, to_json
+from marin_core.records import (
+    AttemptRecord,
+    Digests,
+    Failure,
+    FileEntry,
+    StepRecord,
+    build,
+    from_json,
+    to_json,
+)
 from marin_core.steps import Step, find_steps, replace_steps
 from marin_core.store import Store, manifest, sync_directory
 
 _TAIL_LINES = 20
+_FEW_FILES, _SMALL_BYTES = 4, 1 << 18
 _SCRIPT_NAMES = (b"__main__", SCRIPT_MODULE.encode())
 
 
@@ -49,6 +61,8 @@ class Attempt:
     lease: leases.Holding
     directory: Path
     inputs: dict[str, str]
+    script: str | None = None
+    """The driver's script, if the body needs it."""
 
     @property
     def address(self) -> str:
@@ -65,13 +79,22 @@ class Attempt:
         return self.directory / "log.txt"
 
     @property
+    def name(self) -> str:
+        """The name of its job, the same whoever asks."""
+        return f"{self.address}/{self.record.attempt}"
+
+    @property
     def job(self) -> Job:
         """What a launcher is given."""
         return Job(
-            name=f"{self.address}/{self.record.attempt}",
+            name=self.name,
             request=str(self.directory / "request.pickle"),
             log=str(self.log),
             resources=self.node.step.resources,
+            timeout_seconds=self.node.step.function.timeout_seconds,
+            run_id=self.record.run_id,
+            script=self.script,
+            shareable=not self.node.code.changed_files(),
         )
 
 
@@ -119,9 +142,10 @@ def begin(
     attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs)
     with _told(store):
         (directory / "out").mkdir(parents=True)
-        (directory / "request.pickle").write_bytes(_request(store, attempt, arguments, fresh=fresh))
+        request = _request(store, attempt, arguments, fresh=fresh)
+        (directory / "request.pickle").write_bytes(pickle.dumps(request))
     faults.reached("request-written")
-    return attempt
+    return replace(attempt, script=request["script"])
 
 
 def _enter(
@@ -161,7 +185,7 @@ def _enter(
         return numbered
 
 
-def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fresh: bool) -> bytes:
+def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fresh: bool) -> Request:
     node = attempt.node
     passed = dict(arguments)
     for name, role in node.step.function.roles.items():
@@ -183,7 +207,7 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
         raise UsageError(f"step {node.name}: its arguments cannot be sent to another process: {e}") from e
     # A class of the script among the arguments makes it necessary too; a mere text with that word does no harm.
     needs_script = any(name in packed or name.decode() == function.__module__ for name in _SCRIPT_NAMES)
-    request: Request = {
+    return {
         "module": function.__module__,
         "function": function.__qualname__,
         "script": os.path.abspath(main) if main and needs_script else None,  # noqa: PTH100
@@ -192,7 +216,6 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
         "result": str(attempt.directory / "result.json"),
         "name": node.name,
     }
-    return pickle.dumps(request)
 
 
 def job_of(store: Store, address: str, *, epoch: int) -> str | None:
@@ -226,7 +249,7 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
         except (OSError, ValueError):
             return Ended(failure=_crash(attempt, status))
         if not data["ok"]:
-            return Ended(failure=Failure(**data["failure"]))
+            return Ended(failure=build(Failure, data["failure"]))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
         files = _kept_files(attempt)
@@ -234,6 +257,19 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
         return Ended(failure=changed) if changed else Ended(value=data["value"], files=files)
     except Exception as e:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
+
+
+def is_quick(attempt: Attempt) -> bool:
+    """Whether `examine` is a matter of moments: a handful of small files, and no adopted data to look at again."""
+    if any(other.listing is not None for other in find_steps(tuple(attempt.node.step.arguments.values()))):
+        return False
+    try:
+        with os.scandir(attempt.directory / "out") as entries:
+            files = list(itertools.islice(entries, _FEW_FILES + 1))
+        sizes = [f.stat(follow_symlinks=False).st_size for f in files if f.is_file(follow_symlinks=False)]
+    except OSError:
+        return False
+    return len(sizes) == len(files) <= _FEW_FILES and sum(sizes) <= _SMALL_BYTES
 
 
 def changed_source(node: Node) -> Failure | None:
@@ -261,6 +297,13 @@ def _kept_files(attempt: Attempt) -> tuple[FileEntry, ...]:
     for directory in (attempt.directory, attempt.directory.parent) if files else ():
         sync_directory(directory)
     return files
+
+
+def overtime(attempt: Attempt, ended: Ended) -> Failure:
+    """The failure of a body that ran past its time, with the place where it was when it was asked to end."""
+    limit = attempt.node.step.function.timeout_seconds
+    where = ended.failure.traceback if ended.failure is not None else ""
+    return Failure(type="Timeout", message=f"the body ran past its {limit:g} s", traceback=where)
 
 
 def _crash(attempt: Attempt, status: JobStatus) -> Failure:
@@ -355,6 +398,7 @@ def _told(store: Store) -> Generator[None]:
         raise store.error(e) from e
 
 
+@functools.cache
 def user() -> str:
     """The user's name, or number where it has none."""
     try:

@@ -14,10 +14,12 @@
     ├── CorruptRecordError       a record on disk is not readable
     ├── StepFailedError          a step's body failed
     └── MissingOutputError       a step was never run here
-    RunInterrupted               a KeyboardInterrupt: exit code 130 after SIGINT, 143 after SIGTERM
+    RunInterrupted               a KeyboardInterrupt: exit code 128 + the signal's number (130 after SIGINT)
 
 ``exit_code`` is what a command line returns for the error; see `exits`.
 """
+
+from typing import Any
 
 
 class MarinCoreError(Exception):
@@ -83,8 +85,10 @@ class MissingOutputError(MarinCoreError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """SIGINT or SIGTERM came: the bodies are stopped, and the run is recorded as cancelled."""
+    """SIGINT, SIGTERM or SIGHUP came: the bodies are stopped, and the run is recorded as cancelled."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by signal {number}")
+        self.report: Any = None
+        """The `RunReport` of the run as it was stopped."""
         self.exit_code = 128 + number

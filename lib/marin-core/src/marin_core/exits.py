@@ -5,6 +5,7 @@ integer ``exit_code``, of whatever package, and any error of the operating syste
 disk), which says by itself what it is about.
 """
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -35,7 +36,8 @@ def guarded(command: Callable[[], int]) -> int:
         return code
     except KeyboardInterrupt as e:
         kept = ": finished steps are kept, running ones were stopped" if isinstance(e, RunInterrupted) else ""
-        print(f"interrupted{kept}", file=sys.stderr)  # noqa: T201
+        with contextlib.suppress(OSError):  # the terminal may be what was closed
+            print(f"interrupted{kept}", file=sys.stderr)  # noqa: T201
         return getattr(e, "exit_code", 130)
     except BrokenPipeError:
         # Whoever read stdout has left, as `head` does; Python would complain of the rest when it exits.

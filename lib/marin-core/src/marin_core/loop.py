@@ -1,31 +1,30 @@
 """The event loop of one run: it decides on nodes as they become ready, starts bodies, and commits what they made.
 
 One thread owns all state and waits for events: a body ended, its output is hashed, a lease was lost, a signal came.
-Nothing on a step's path is polled. A node is ready when its last upstream step is settled; it is decided on afresh
+Nothing on a step's path is polled: what is to happen later (another try, the end of a body's time) is a moment that
+the wait for the next event ends at. A node is ready when its last upstream step is settled; it is decided on afresh
 then, because only now its inputs are known, so an upstream step that came out the same rebuilds nothing below it
-(early cutoff). Ready nodes start longest path first, while their cores fit.
+(early cutoff). `Slots` says which of the ready nodes start.
+
+After a failure, unless the run keeps going, nothing new starts; bodies that run go on and are committed, because what
+they have done is as good as it was.
 
 Invariant: an output becomes visible by one conditional write, in this thread, under a lease that is still ours.
-Signals are events too: after one is handled this thread commits nothing more, so nothing turns successful after an
-interrupt.
+Signals are events too, and nothing is committed after one has come; see `interrupts`.
 """
 
-import heapq
 import logging
-import queue
 import shutil
-import signal
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from marin_core import attempts, faults, leases, reasons, renewals
+from marin_core import attempts, faults, interrupts, leases, reasons, renewals
 from marin_core.attempts import Attempt, Ended
 from marin_core.errors import (
     LeaseLostError,
@@ -34,14 +33,20 @@ from marin_core.errors import (
     PrefixError,
     RunInterrupted,
     UnsettledError,
+    UsageError,
 )
+from marin_core.events import Event, Events
 from marin_core.graph import Graph, Node
 from marin_core.handles import Input
-from marin_core.launchers import Launcher
+from marin_core.interrupts import Interrupts
+from marin_core.launchers import JobStatus, Launcher
 from marin_core.ledger import Ledger, Observer
 from marin_core.processes import Process, kill_group
+from marin_core.quantities import format_seconds
 from marin_core.reasons import Options
 from marin_core.records import Decision, Failure, RunRecord, StepRecord
+from marin_core.retries import retry_of
+from marin_core.slots import Capacity, Slots
 from marin_core.steps import Step, typed_value
 from marin_core.store import Store
 
@@ -50,7 +55,7 @@ log = logging.getLogger(__name__)
 _CONTESTED_EVERY, _CONTESTED_EVERY_REMOTE = 0.1, 1.0
 """Seconds between looks at a lease that another runner holds."""
 _POLL_EVERY = 1.0
-"""Seconds between polls of running jobs, for launchers that do not notify."""
+"""Seconds between polls of running jobs, for launchers that may not notify."""
 
 
 class Loop:
@@ -60,7 +65,7 @@ class Loop:
         graph: what to bring up to date, already restricted to what is wanted.
         store: the prefix.
         launcher: where bodies run.
-        max_workers: cores to fill.
+        capacity: what there is for bodies.
         keep_going: after a failure, still run what does not depend on it.
         options: forced, accepted or selected steps.
         observer: the display.
@@ -73,7 +78,7 @@ class Loop:
         store: Store,
         *,
         launcher: Launcher,
-        max_workers: int,
+        capacity: Capacity,
         keep_going: bool,
         options: Options,
         observer: Observer,
@@ -81,45 +86,52 @@ class Loop:
     ) -> None:
         self.graph, self.store, self.launcher, self.options = graph, store, launcher, options
         self.blocking = getattr(launcher, "blocking", False)
-        self.max_workers = 1 if self.blocking else max_workers
+        self.mute = not getattr(launcher, "notifies", False)
         self.keep_going = keep_going
         self.lease_seconds = lease_seconds
         self.ledger = Ledger(store=store, graph=graph, observer=observer)
-        self.events: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
+        self.events = Events()
         self.stopping: Literal["failed", "refused", "cancelled"] | None = None
-        self.signal: int | None = None
+        self.interrupts = Interrupts(
+            note=lambda number: self.events.put("signal", number),
+            kill=lambda: interrupts.end_all(launcher, tuple(self.running), grace=0),
+        )
         # What is known of nodes: the committed record, the output digest (None: no usable output), unsettled inputs.
         self.found: dict[str, Any] = {}
         self.outputs: dict[str, str | None] = {}
         self.unfinished = {a: set(n.upstream) for a, n in graph.nodes.items()}
         self.dependants = graph.dependants()
         self.priority = graph.priorities()
-        # Where nodes are: to be decided, waiting for cores, waiting for another runner, running (by job name).
+        # Where nodes are: to be decided, waiting for slots, waiting for another runner, waiting for another try after
+        # a failure, running (by job name).
         self.open: deque[str] = deque(a for a in graph.nodes if not self.unfinished[a])
-        self.ready: list[tuple[tuple[int, int], str]] = []
+        self.slots = Slots(capacity)
         self.contested: dict[str, str] = {}
+        self.resting: dict[str, Failure] = {}
         self.running: dict[str, Attempt] = {}
-        self.free = float(self.max_workers)
         self.examining: set[str] = set()
+        self.overtime: set[str] = set()
         self.tries: dict[str, int] = {}
         self.witness = leases.Witness()
         self.history = reasons.History(store)
-        self.examiners = ThreadPoolExecutor(2, thread_name_prefix="marin-examine")
 
     def run(self) -> RunRecord:
         """Runs to the end and returns the record.
 
         Raises:
             PrefixError: the prefix cannot be written.
+            UsageError: a step that has to run asks for accelerators that are not here; nothing ran.
             RunInterrupted: a signal came; the bodies are stopped and the record is written.
         """
         self.store.check_writable()
         planned = reasons.plan(self.graph, self.store, options=self.options)
         self.found = {p.address: p.record for p in planned}
+        for node in (self.graph.nodes[p.address] for p in planned if p.decision == "run"):
+            self.slots.enter(node)
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
-        with self._signals_as_events(), self._leases_kept():
+        with self.interrupts.caught(), self._leases_kept():
             try:
                 self._loop()
             except BaseException as e:
@@ -129,8 +141,8 @@ class Loop:
                 raise
             self._stop(self.stopping)
             record = self.ledger.close(self.stopping)
-        if self.signal is not None:
-            raise RunInterrupted(self.signal)
+        if self.interrupts.number is not None:
+            raise RunInterrupted(self.interrupts.number)
         return record
 
     def _loop(self) -> None:
@@ -140,30 +152,31 @@ class Loop:
             self._start_what_fits()
             if self.open and self.stopping is None:
                 continue
-            waiting = self.stopping is None and (self.contested or self.ready)
+            waiting = self.stopping is None and (self.contested or self.slots or self.resting)
             if self.stopping == "cancelled" or not (self.running or waiting):
                 return
             self._handle(*self._next_event())
 
-    def _next_event(self) -> tuple[str, Any, Any]:
+    def _next_event(self) -> Event:
         """The next event. It looks around by itself only for another runner's lease or a launcher that may be mute."""
-        every = _CONTESTED_EVERY if self.store.local else _CONTESTED_EVERY_REMOTE
+        contested = bool(self.contested) and self.stopping is None
+        look = _CONTESTED_EVERY if self.store.local else _CONTESTED_EVERY_REMOTE
         while True:
-            contested = bool(self.contested) and self.stopping is None
-            try:
-                return self.events.get(timeout=every if contested else _POLL_EVERY)
-            except queue.Empty:
-                if contested:
-                    return ("look", None, None)
-                for name in self.running:
-                    self.events.put(("ended", name, None))
+            event = self.events.next(period=look if contested else _POLL_EVERY if self.mute else None)
+            if event is not None or contested:
+                return event or ("look", None, None)
+            for name in self.running:
+                self.events.put("ended", name)
 
     def _handle(self, kind: str, subject: Any, detail: Any) -> None:
         if kind == "signal":
-            self.stopping, self.signal = "cancelled", subject
+            self.stopping = "cancelled"
+        elif kind == "rested":
+            if self.resting.pop(subject, None) is not None:
+                self._line_up(self.graph.nodes[subject])
         elif subject in self.running:
-            handler = {"ended": self._ended, "examined": self._examined, "lost": self._lost}[kind]
-            handler(subject, detail)
+            handlers = {"ended": self._ended, "examined": self._examined, "lost": self._lost, "late": self._late}
+            handlers[kind](subject, detail)
 
     # Deciding
 
@@ -182,8 +195,6 @@ class Loop:
             self._act(node, *self._decision(node))
 
     def _decision(self, node: Node) -> tuple[Decision, str]:
-        if self.found[node.address] is None:
-            self.found[node.address] = reasons.read_record(self.store, node.address)
         return reasons.decide(
             node,
             self.found[node.address],
@@ -197,7 +208,7 @@ class Loop:
         address = node.address
         if decision == "run":
             self.ledger.set(address, decision=decision, reason=reason)
-            heapq.heappush(self.ready, (self.priority[address], address))
+            self._line_up(node)
         elif decision in ("reuse", "accept"):
             record: StepRecord = self.found[address]
             self.ledger.commit(address, record)
@@ -219,15 +230,25 @@ class Loop:
 
     # Starting
 
-    def _cores(self, node: Node) -> float:
-        return min(node.step.resources.cpus, self.max_workers)
+    def _line_up(self, node: Node) -> None:
+        """A step has to run: it waits for its slots. One that was not planned to may ask for what is not here."""
+        try:
+            self.slots.enter(node)
+        except UsageError as e:
+            failure = Failure(type="UsageError", message=str(e), traceback="", exit_code=e.exit_code)
+            self._give_up(node.address, failure)
+        else:
+            self.slots.push(node.address, priority=self.priority[node.address])
 
     def _start_what_fits(self) -> None:
         for address in list(self.contested):
-            if self.stopping is None and self._cores(self.graph.nodes[address]) <= self.free:
+            if self._may_start() and self.slots.fits(address):
                 self._start(address)
-        while self.ready and self.stopping is None and self._cores(self.graph.nodes[self.ready[0][1]]) <= self.free:
-            self._start(heapq.heappop(self.ready)[1])
+        while self._may_start() and (address := self.slots.pop()) is not None:
+            self._start(address)
+
+    def _may_start(self) -> bool:
+        return self.stopping is None and not (self.blocking and self.running)
 
     def _start(self, address: str) -> None:
         """Takes the lease, looks once more whether the output is there by now, and launches."""
@@ -291,9 +312,9 @@ class Loop:
             inputs={a: self.outputs[a] or "" for a in node.upstream},
             fresh=node.address not in self.tries and reasons.matches(self.options.force + self.options.rebuild, node),
         )
-        self.running[attempt.job.name] = attempt
+        self.running[attempt.name] = attempt
         self.tries[node.address] = self.tries.get(node.address, 0) + 1
-        self.free -= self._cores(node)
+        environment = self.slots.take(node.address)
         self.ledger.set(
             node.address,
             reason=reason,
@@ -302,13 +323,19 @@ class Loop:
             started_at=attempt.record.started_at,
             digests=attempt.record.digests,
             log=attempt.record.log,
+            failure=None,
         )
         if (edited := attempts.changed_source(node)) is not None:
-            self.events.put(("examined", attempt.job.name, Ended(failure=edited)))
+            self.events.put("examined", attempt.name, Ended(failure=edited))
             return
-        self.launcher.launch(attempt.job, notify=lambda name: self.events.put(("ended", name, None)))
+        if (limit := node.step.function.timeout_seconds) is not None and not self.blocking:
+            self.events.later(limit, "late", attempt.name)
+        job = replace(attempt.job, environment=environment)
+        self.interrupts.raising = self.blocking
+        self.launcher.launch(job, notify=lambda name: self.events.put("ended", name))
+        self.interrupts.raising = False
         faults.reached("body-launched")
-        status = self.launcher.poll(attempt.job.name)
+        status = self.launcher.poll(attempt.name)
         if status is not None and status.running and status.pid is not None:
             try:
                 leases.update(self.store, node.address, lease, body=Process.of(status.pid))
@@ -337,50 +364,72 @@ class Loop:
         if status is None or status.running or attempt.address in self.examining:
             return
         faults.reached("body-ended")
+        if attempts.is_quick(attempt):
+            self._examined(name, attempts.examine(attempt, status))
+            return
         self.examining.add(attempt.address)
-        future = self.examiners.submit(attempts.examine, attempt, status)
-        future.add_done_callback(lambda f: None if f.cancelled() else self.events.put(("examined", name, f.result())))
+        # A daemon, so that a run that is interrupted waits for no hash.
+        threading.Thread(target=self._examine, args=(attempt, status), daemon=True).start()
+
+    def _late(self, name: str, _: Any) -> None:
+        """A body has had its time. It ends in its own time, so nothing waits for that here."""
+        if self.running[name].address not in self.examining:
+            self.overtime.add(name)
+            threading.Thread(target=self.launcher.cancel, args=(name,), daemon=True).start()
 
     def _retire(self, name: str) -> Attempt:
         attempt = self.running.pop(name)
         self.examining.discard(attempt.address)
-        self.free += self._cores(attempt.node)
+        self.slots.give_back(attempt.address)
         return attempt
 
     def _examined(self, name: str, ended: Ended) -> None:
+        if self.interrupts.number is not None:
+            return
         attempt = self._retire(name)
         faults.reached("output-hashed")
+        failure = attempts.overtime(attempt, ended) if name in self.overtime else ended.failure
         record = None
         try:
-            if ended.failure is None:
+            if failure is None:
                 record = attempts.commit(self.store, attempt, ended)
             else:  # whoever takes a step over kills the body that it finds: such a death is no crash, to be tried again
                 leases.check(self.store, attempt.address, attempt.lease)
         except (LeaseLostError, PrefixError) as e:
-            failure = Failure(type=type(e).__name__, message=str(e), traceback="", exit_code=e.exit_code)
-            self._failed(attempt, failure, settled=not isinstance(e, UnsettledError))
+            void = Failure(type=type(e).__name__, message=str(e), traceback="", exit_code=e.exit_code)
+            self._failed(attempt, void, settled=not isinstance(e, UnsettledError))
             return
         if record is None:
-            assert ended.failure is not None
-            self._failed(attempt, ended.failure)
+            assert failure is not None
+            self._failed(attempt, failure)
             return
         attempts.close(self.store, attempt, state="succeeded")
         self.ledger.commit(attempt.address, record)
         self._settle(attempt.address, record.output_digest, outcome="succeeded", ended_at=record.committed_at)
 
     def _failed(self, attempt: Attempt, failure: Failure, *, settled: bool = True) -> None:
-        """Another try if the step has one left and the failure is not a user's mistake; else the node has failed."""
-        address, now = attempt.address, time.time()
+        """Another try if the step has one left for such a failure; else the node has failed."""
+        address, now, node = attempt.address, time.time(), attempt.node
         attempts.close(self.store, attempt, state="failed", failure=failure, settled=settled)
-        if failure.exit_code is None and self.tries[address] <= attempt.node.step.retries and self.stopping is None:
-            self.ledger.observer.said(f"{attempt.node.name}: failed ({failure.type}: {failure.message}), trying again")
-            self.ledger.set(address, outcome="pending")
-            heapq.heappush(self.ready, (self.priority[address], address))
+        rule, tries = retry_of(node.step.retries), self.tries[address]
+        if self.stopping is None and rule.covers(failure, tries=tries):
+            seconds = rule.wait_seconds(address, tries=tries)
+            when = f"again in {format_seconds(seconds)}" if seconds else "again"
+            text = f"failed ({failure.type}: {failure.message}), trying {when}"
+            self.ledger.observer.said(f"{node.name}: {text}")
+            self.ledger.set(address, outcome="pending", reason=text, failure=failure)
+            if seconds:
+                self.resting[address] = failure
+                self.events.later(seconds, "rested", address)
+            else:
+                self._line_up(node)
             return
+        self._give_up(address, failure, ended_at=now, seconds=now - attempt.record.started_at)
+
+    def _give_up(self, address: str, failure: Failure, **changes: Any) -> None:
         if not self.keep_going:
             self.stopping = self.stopping or "failed"
-        seconds = now - attempt.record.started_at
-        self._settle(address, None, outcome="failed", failure=failure, ended_at=now, seconds=seconds)
+        self._settle(address, None, outcome="failed", failure=failure, **changes)
 
     def _lost(self, name: str, error: Exception) -> None:
         """The lease is gone: the body must be gone too."""
@@ -391,12 +440,7 @@ class Loop:
     def _stop(self, why: Literal["failed", "refused", "cancelled"] | None, *, level: int = logging.WARNING) -> None:
         """Ends every body that still runs; at the end of an orderly run there is none."""
         self.stopping = why
-        stoppers = [threading.Thread(target=self.launcher.cancel, args=(name,)) for name in self.running]
-        for stopper in stoppers:
-            stopper.start()
-        for stopper in stoppers:
-            stopper.join()
-        self.examiners.shutdown(wait=False, cancel_futures=True)
+        interrupts.end_all(self.launcher, tuple(self.running))
         if self.store.local is None:
             shutil.rmtree(self._cache, ignore_errors=True)
         now, reason = time.time(), "the run was interrupted"
@@ -405,8 +449,11 @@ class Loop:
                 attempts.close(self.store, attempt, state="cancelled")
                 self.ledger.set(attempt.address, outcome="cancelled", reason=reason, ended_at=now)
             except MarinCoreError as e:
-                log.log(level, "end of %s not written: %s", attempt.job.name, e)
+                log.log(level, "end of %s not written: %s", attempt.name, e)
         self.running.clear()
+        for address, failure in self.resting.items():
+            outcome = "cancelled" if why == "cancelled" else "failed"
+            self.ledger.set(address, outcome=outcome, reason=f"{failure.type}, not tried again", failure=failure)
 
     def _close_quietly(self, level: int) -> None:
         """Writes the last record while another error is on its way; that one is what the user has to see."""
@@ -420,6 +467,9 @@ class Loop:
     def _leases_kept(self) -> AbstractContextManager[None]:
         return renewals.kept(self.store, self._held, lost=self._note_loss, term=self.lease_seconds)
 
+    def _examine(self, attempt: Attempt, status: JobStatus) -> None:
+        self.events.put("examined", attempt.name, attempts.examine(attempt, status))
+
     def _held(self) -> list[tuple[str, leases.Holding]]:
         return [(attempt.address, attempt.lease) for attempt in list(self.running.values())]
 
@@ -427,27 +477,7 @@ class Loop:
         """Kills the body's processes on this host at once, whatever the loop is busy with, and has it end the rest."""
         for name, attempt in list(self.running.items()):
             if attempt.address == address:
-                self.events.put(("lost", name, error))
+                self.events.put("lost", name, error)
                 status = self.launcher.poll(name)
                 if status is not None and status.running and status.pid is not None:
                     kill_group(Process.of(status.pid))
-
-    @contextmanager
-    def _signals_as_events(self) -> Generator[None]:
-        """SIGINT and SIGTERM become events of the loop; a body in this very thread is interrupted at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, _frame: object) -> None:
-            self.events.put(("signal", number, None))
-            if self.blocking:
-                self.signal = number
-                raise RunInterrupted(number)
-
-        before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

@@ -59,6 +59,8 @@ class Failure:
     traceback: str
     exit_code: int | None = None
     """Set when the exception marks a user's mistake: it is told in one line, and the process exits with this code."""
+    mro: tuple[str, ...] = ()
+    """Dotted names of the exception's classes, its own first, up to ``Exception``; what a retry goes by."""
 
 
 @dataclass(frozen=True, kw_only=True)

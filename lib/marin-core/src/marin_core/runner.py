@@ -6,12 +6,20 @@ of a report are the recorded ones, read back from JSON, so that a value that was
 week are the same.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from marin_core import reasons
-from marin_core.errors import DriftError, MissingOutputError, NewerRecordError, StepFailedError, UsageError
+from marin_core.errors import (
+    DriftError,
+    MissingOutputError,
+    NewerRecordError,
+    RunInterrupted,
+    StepFailedError,
+    UsageError,
+)
 from marin_core.graph import Graph, lower
 from marin_core.handles import Input
 from marin_core.launchers import Launcher, make_launcher
@@ -20,6 +28,7 @@ from marin_core.ledger import Observer, Silence
 from marin_core.loop import Loop
 from marin_core.reasons import Options
 from marin_core.records import NodeRecord, RunRecord, StepRecord
+from marin_core.slots import capacity
 from marin_core.steps import Step, find_steps, replace_steps, typed_value
 from marin_core.store import open_store
 
@@ -109,8 +118,10 @@ class StepRunner:
 
     Args:
         prefix: local path or fsspec URL; default ``MARIN_PREFIX`` or ``./.marin``.
-        launcher: ``inline``, ``process``, ``module:factory`` or a `Launcher`.
+        launcher: ``inline``, ``process``, ``module:factory`` or a `Launcher`. One that is given as an object stays
+            open after a run; what was made here for a name is closed.
         max_workers: cores to fill; a step takes ``resources.cpus`` of them, at most all.
+        slots: accelerators by kind, as ``{"gpu": 2}``, in place of those of this machine that can be detected.
         keep_going: after a failure, still run what does not depend on it.
         options: forced, accepted or selected steps.
         observer: a display; None for silence.
@@ -118,7 +129,7 @@ class StepRunner:
         unsafe_single_writer: take a prefix whose store has no conditional writes; see `open_store`.
 
     Raises:
-        UsageError: no such launcher, or one that cannot reach the prefix.
+        UsageError: no such launcher, or one that cannot reach the prefix; slots that cannot be meant.
         PrefixError: the prefix's store is not supported.
     """
 
@@ -128,6 +139,7 @@ class StepRunner:
         *,
         launcher: str | Launcher = "process",
         max_workers: int = 2,
+        slots: Mapping[str, int] | None = None,
         keep_going: bool = False,
         options: Options | None = None,
         observer: Observer | None = None,
@@ -141,7 +153,8 @@ class StepRunner:
         self.store = open_store(prefix, unsafe_single_writer=unsafe_single_writer)
         self.lease_seconds = lease_seconds
         self.launcher = make_launcher(launcher)
-        self.max_workers = max_workers
+        self._owns_launcher = isinstance(launcher, str)
+        self.capacity = capacity(max_workers, slots=slots, bounded=not getattr(self.launcher, "places", False))
         self.keep_going = keep_going
         self.options = options or Options()
         self.observer = observer or Silence()
@@ -156,20 +169,28 @@ class StepRunner:
 
         Raises:
             PrefixError: the prefix cannot be written.
-            UsageError: an option names no step.
-            RunInterrupted: a KeyboardInterrupt, after the bodies were stopped and the run recorded as cancelled.
+            UsageError: an option names no step, or a step asks for accelerators that are not here.
+            RunInterrupted: a KeyboardInterrupt, after the bodies were stopped and the run recorded as cancelled; its
+                ``report`` is what would have been returned.
         """
         loop = Loop(
             reasons.restrict(graph, self.options),
             self.store,
             launcher=self.launcher,
-            max_workers=self.max_workers,
+            capacity=self.capacity,
             keep_going=self.keep_going,
             options=replace(self.options, until=()),
             observer=self.observer,
             lease_seconds=self.lease_seconds,
         )
-        return RunReport(record=loop.run(), graph=loop.graph, prefix=self.store.url)
+        try:
+            return RunReport(record=loop.run(), graph=loop.graph, prefix=self.store.url)
+        except RunInterrupted as e:
+            e.report = RunReport(record=loop.ledger.record, graph=loop.graph, prefix=self.store.url)
+            raise
+        finally:
+            if self._owns_launcher and hasattr(self.launcher, "close"):
+                self.launcher.close()
 
 
 def run(*handles: Any, prefix: str | Path | None = None, **options: Any) -> RunReport:

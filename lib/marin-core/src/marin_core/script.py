@@ -13,11 +13,12 @@ import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from marin_core.errors import UsageError
+from marin_core.errors import RunInterrupted, UsageError
 from marin_core.exits import guarded
 from marin_core.graph import lower
 from marin_core.launchers.worker import SCRIPT_MODULE
@@ -26,11 +27,15 @@ from marin_core.quantities import format_bytes, format_seconds
 from marin_core.reasons import Options, Planned, restrict
 from marin_core.records import NodeRecord, to_json
 from marin_core.runner import RunReport, StepRunner
+from marin_core.slots import parse_slots
 from marin_core.steps import OnCodeChange
 from marin_core.store import default_prefix, open_store
 
 Build = Callable[..., Any]
 _TRACEBACK_LINES = 10
+_MOST_TROUBLES = 20
+_SIGNAL = 128
+"""Exit codes above this one say which signal ended a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,8 @@ class Flags:
     """inline, process or module:factory."""
     max_workers: int = dataclasses.field(default_factory=lambda: max(2, _cores()))
     """Cores to fill with steps; default all, and at least 2, so that what is independent runs side by side."""
+    slots: tuple[str, ...] = ()
+    """Accelerators to fill with steps, as gpu=2; default those that can be detected here."""
     prefix: str = dataclasses.field(default_factory=default_prefix)
     """Where outputs and records lie: a directory or URL; default MARIN_PREFIX or .marin."""
     unsafe_single_writer: bool = False
@@ -89,7 +96,11 @@ def main(build: Build, *, epilogue: Callable[[RunReport], str] | None = None) ->
         ...     main(build)
     """
     if sys._getframe(1).f_globals.get("__name__") != SCRIPT_MODULE:
-        sys.exit(run_script(build, sys.argv[1:], epilogue=epilogue))
+        code = run_script(build, sys.argv[1:], epilogue=epilogue)
+        if code > _SIGNAL and threading.active_count() > 1:
+            sys.stdout.flush()
+            os._exit(code)  # interrupted: what still hashes an output would be waited for
+        sys.exit(code)
 
 
 def run_script(
@@ -137,14 +148,24 @@ def _run(handles: Any, flags: Flags, epilogue: Callable[[RunReport], str] | None
         flags.prefix,
         launcher=flags.launcher,
         max_workers=flags.max_workers,
+        slots=parse_slots(flags.slots),
         keep_going=flags.keep_going,
         options=flags.options(),
         observer=display,
         unsafe_single_writer=flags.unsafe_single_writer,
     )
-    with display:
-        report = runner.run(graph)
-    report = replace(report, html=_write_page(report))
+    try:
+        with display:
+            report = runner.run(graph)
+    except RunInterrupted as e:
+        if e.report is not None:
+            _tell(replace(e.report, html=_write_page(e.report)), flags, None)
+        raise
+    return _tell(replace(report, html=_write_page(report)), flags, epilogue)
+
+
+def _tell(report: RunReport, flags: Flags, epilogue: Callable[[RunReport], str] | None) -> int:
+    """The last words on a run, and its exit code."""
     if flags.json:
         print(to_json(report.record), end="")  # noqa: T201
         return report.exit_code
@@ -170,7 +191,10 @@ def _write_page(report: RunReport) -> str | None:
 def _closing(report: RunReport, epilogue: Callable[[RunReport], str] | None) -> list[str]:
     """The last lines: failures with their logs, the script's own words, what was done, and where the page lies."""
     record = report.record
-    lines = [line for node in record.nodes for line in _trouble(node, report.prefix)]
+    troubles = [lines for node in record.nodes if (lines := _trouble(node, report.prefix))]
+    lines = [line for trouble in troubles[:_MOST_TROUBLES] for line in trouble]
+    if len(troubles) > _MOST_TROUBLES:
+        lines.append(f"and {len(troubles) - _MOST_TROUBLES} more steps that failed or were refused")
     if report.ok:
         if epilogue is not None:
             lines.append(epilogue(report))

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from marin_core.errors import UsageError
 from marin_core.handles import Input, Out, Work
 from marin_core.records import build
+from marin_core.retries import Retry, retry_of
 
 if TYPE_CHECKING:
     from marin_core.adoption import Listing
@@ -43,8 +44,9 @@ class Resources:
 
     Args:
         cpus: cores; the runner lets steps run side by side while their sum fits into its workers.
-        memory_bytes: main memory, for launchers that place bodies by it.
-        accelerators: ``"h100:8"``, ``"v5p-8"``; None for a body that needs none.
+        memory_bytes: main memory; counted like cores, against the machine's.
+        accelerators: ``"h100:8"``, ``"tpu-v5p-8"``, ``"gpu:1"``; None for a body that needs none. No two bodies share
+            one, and a body that needs some has a process of its own.
     """
 
     cpus: float = 1
@@ -62,7 +64,7 @@ class Step:
     name: str
     version: str | None
     resources: Resources
-    retries: int
+    retries: int | Retry
     external: str | None = None
     """Where adopted data lies; None for a step that runs."""
     listing: "Listing | None" = None
@@ -95,7 +97,8 @@ class StepFunction:
         *,
         version: str | None = None,
         resources: Resources = Resources(cpus=1),
-        retries: int = 0,
+        retries: int | Retry = 0,
+        timeout_seconds: float | None = None,
         ignore: tuple[str, ...] = ("log_every",),
         on_code_change: OnCodeChange = "rebuild",
     ) -> None:
@@ -107,7 +110,8 @@ class StepFunction:
         self.function = function
         self.version = version
         self.resources = resources
-        self.retries = retries
+        self.retries = _checked_retries(retries, step_name=function.__qualname__)
+        self.timeout_seconds = timeout_seconds
         self.ignore = frozenset(ignore)
         self.on_code_change: OnCodeChange = on_code_change
         self.signature = inspect.signature(function)
@@ -126,6 +130,8 @@ class StepFunction:
         return self.__qualname__
 
     def _check_signature(self) -> None:
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise UsageError(f"@step on {self.__qualname__}: timeout_seconds={self.timeout_seconds!r} must exceed 0")
         for name, parameter in self.signature.parameters.items():
             if name in _RESERVED:
                 raise UsageError(
@@ -147,7 +153,7 @@ class StepFunction:
         name: str | None = None,
         version: str | None = None,
         resources: Resources | None = None,
-        retries: int | None = None,
+        retries: int | Retry | None = None,
         **kwargs: Any,
     ) -> Step:
         arguments = self._bind(args, kwargs)
@@ -165,7 +171,7 @@ class StepFunction:
             name=name,
             version=version,
             resources=self.resources if resources is None else resources,
-            retries=self.retries if retries is None else retries,
+            retries=self.retries if retries is None else _checked_retries(retries, step_name=name),
         )
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +206,8 @@ def step(
     *,
     version: str | None = None,
     resources: Resources = Resources(cpus=1),
-    retries: int = 0,
+    retries: int | Retry = 0,
+    timeout_seconds: float | None = None,
     ignore: tuple[str, ...] = ("log_every",),
     on_code_change: OnCodeChange = "rebuild",
 ) -> Any:
@@ -210,7 +217,10 @@ def step(
         function: when used without parentheses.
         version: pins the address to ``{name}/{version}``; a changed recipe or code is then refused, never overwritten.
         resources: what the body needs; enters no digest.
-        retries: how many more attempts a failed body gets.
+        retries: how many more attempts a failed body gets, at once and whatever its failure; a `Retry` says after which
+            failures, and how long to wait. A user's mistake is not tried again.
+        timeout_seconds: how long an attempt may take; then its body is ended and has failed with ``Timeout``. Enters no
+            digest.
         ignore: parameters that cannot change the result; they enter no digest.
         on_code_change: what happens at an unversioned step whose code changed: ``rebuild`` it, only ``report`` it, or
             ``refuse`` to go on.
@@ -227,12 +237,21 @@ def step(
         "version": version,
         "resources": resources,
         "retries": retries,
+        "timeout_seconds": timeout_seconds,
         "ignore": ignore,
         "on_code_change": on_code_change,
     }
     if function is not None:
         return StepFunction(function, **options)
     return lambda f: StepFunction(f, **options)
+
+
+def _checked_retries(retries: int | Retry, *, step_name: str) -> int | Retry:
+    try:
+        retry_of(retries)
+    except UsageError as e:
+        raise UsageError(f"step {step_name}: {e}") from None
+    return retries
 
 
 def find_steps(value: Any) -> Iterator[Step]:

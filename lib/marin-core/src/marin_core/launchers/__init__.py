@@ -5,12 +5,19 @@ name of a job is a function of the step's address and attempt, so a restarted dr
 running.
 
 - `InlineLauncher`   in this process: for debugging, and for graphs of very cheap steps.
-- `ProcessLauncher`  a fresh Python a step, in its own process group, which dies with the driver.
+- `ProcessLauncher`  Pythons of their own, each a process group, which die with the driver.
+
+Three attributes and a method say more of a launcher that has them:
+
+- ``blocking``  `launch` returns when the body has ended, so only one runs at a time and the loop cannot end it.
+- ``notifies``  every end is notified, so nobody has to poll.
+- ``places``    it places bodies on other machines by itself, so this machine's memory and accelerators are no limit.
+- ``close()``   ends what it keeps for later bodies; a runner calls it after a run on a launcher that it made itself.
 """
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -29,6 +36,15 @@ class Job:
     log: str
     """Local path that receives stdout and stderr."""
     resources: Resources = field(default_factory=Resources)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for this body, beside the driver's."""
+    timeout_seconds: float | None = None
+    """For a launcher that blocks; of the others' bodies the loop keeps the time."""
+    run_id: str = ""
+    script: str | None = None
+    """The driver's script, if the body needs it loaded."""
+    shareable: bool = False
+    """Whether the body may follow another one of its run in the same process."""
 
     @property
     def command(self) -> tuple[str, ...]:

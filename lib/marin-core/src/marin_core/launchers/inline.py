@@ -2,17 +2,24 @@
 
 For debuggers and for very cheap steps. It cannot outlive the driver, so nothing is ever adopted, and it shares the
 driver's memory, so a body that crashes the interpreter ends the run. What the body prints goes to the log and to
-stderr.
+stderr. A time limit interrupts what Python runs in the main thread; a body in another thread, or in C code, is not
+interrupted by one.
 """
 
 import contextlib
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TextIO
 
 from marin_core.launchers import Job, JobStatus
 from marin_core.launchers.worker import execute
+
+
+class Timeout(BaseException):
+    """A body ran past its time limit. No `Exception`, so that a body's own handlers let it through."""
 
 
 class _Tee:
@@ -35,10 +42,29 @@ class _Tee:
         return False
 
 
+@contextlib.contextmanager
+def _limited(seconds: float | None) -> Generator[None]:
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise Timeout(f"the body ran past its {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class InlineLauncher:
     """Runs each body within `launch`."""
 
     blocking = True
+    notifies = True
 
     def __init__(self) -> None:
         self._ended: dict[str, JobStatus] = {}
@@ -48,7 +74,7 @@ class InlineLauncher:
         with Path(job.log).open("a", encoding="utf-8", buffering=1) as log:
             stream = _Tee(log, sys.stderr)
             with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):  # type: ignore[type-var]
-                code = execute(job.request, handle_interrupts=False)
+                code = execute(job.request, handle_interrupts=False, limited=_limited(job.timeout_seconds))
         self._ended[job.name] = JobStatus(running=False, exit_code=code)
         notify(job.name)
 

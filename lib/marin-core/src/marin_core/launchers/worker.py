@@ -1,5 +1,7 @@
-"""The worker: reads a request, runs one body, leaves a result. Run as a file, so that it needs no import path of its
-own.
+"""The worker: reads a request, runs a body, leaves a result. Run as a file, so that it needs no import path of its own.
+
+A worker that was given a channel says when a body has ended and it is as good as new (see `residue`), and gets the next
+one, over a socket: the paths of a request and of a log. Any other worker ends with its body.
 
 Order matters. The watchdog is forked first, while there is one thread and nothing is loaded. Then the driver's
 ``sys.path`` replaces this process's. Then the step's module is imported; a script is loaded as ``__mp_main__``, the
@@ -19,10 +21,15 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypedDict
 
 SCRIPT_MODULE = "__mp_main__"
 _TRACEBACK_LINES = 60
+DONE = b"."
+"""What a worker says when it is ready for another body."""
+END = b"\0"
+"""What ends each of the two paths that it is told then."""
 
 
 class Request(TypedDict):
@@ -51,12 +58,15 @@ def load_script(path: str) -> Any:
     return module
 
 
-def execute(request_path: str, *, handle_interrupts: bool = True) -> int:
+def execute(
+    request_path: str, *, handle_interrupts: bool = True, limited: AbstractContextManager[None] | None = None
+) -> int:
     """Runs the body of a request file and writes its result file.
 
     Args:
         request_path: the pickled request.
         handle_interrupts: False lets KeyboardInterrupt through, for a body in the driver's own process.
+        limited: entered around the body; what it raises is the body's failure.
 
     Returns:
         0 if the body returned, 1 if it raised.
@@ -65,7 +75,9 @@ def execute(request_path: str, *, handle_interrupts: bool = True) -> int:
         request: Request = pickle.load(f)  # noqa: S301  written by the driver
     try:
         function = _function(request)
-        value = function(**pickle.loads(request["arguments"]))  # noqa: S301  written by the driver
+        arguments = pickle.loads(request["arguments"])  # noqa: S301  written by the driver
+        with limited or nullcontext():
+            value = function(**arguments)
         result = {"ok": True, "value": plain(value, where=f"{request['name']} returned")}
         text = json.dumps(result, allow_nan=False)
     except KeyboardInterrupt:
@@ -105,7 +117,12 @@ def _failure(e: BaseException) -> dict[str, Any]:
         "message": message,
         "traceback": "\n".join(text.rstrip("\n").splitlines()[-_TRACEBACK_LINES:]),
         "exit_code": code if isinstance(code, int) and not isinstance(code, bool) else None,
+        "mro": [_dotted(kind) for kind in type(e).__mro__ if issubclass(kind, BaseException)],
     }
+
+
+def _dotted(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _is_full(e: BaseException) -> bool:
@@ -156,25 +173,72 @@ def _write(path: str, text: str) -> None:
     os.replace(temporary, path)  # noqa: PTH105
 
 
-def _fork_watchdog() -> None:
-    """A child that holds nothing but the lifeline and kills this process group when it breaks."""
-    lifeline = os.environ.pop("MARIN_LIFELINE", None)
-    if lifeline is None:
-        return
-    if os.fork() == 0:
+def _inherited(variable: str) -> int | None:
+    """The descriptor that an environment variable names; the body's own children get neither."""
+    number = os.environ.pop(variable, None)
+    if number is not None:
+        os.set_inheritable(int(number), False)
+    return int(number) if number is not None else None
+
+
+def _fork_watchdog(lifeline: int) -> None:
+    """A process that holds nothing but the lifeline and kills this process group when it breaks. It is no child of this
+    one, which can then tell whether a body has left any."""
+    child = os.fork()
+    if child:
+        os.close(lifeline)
+        os.waitpid(child, 0)
+    elif os.fork():
+        os._exit(0)
+    else:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        os.read(int(lifeline), 1)
+        os.closerange(3, lifeline)
+        os.closerange(lifeline + 1, 256)
+        os.read(lifeline, 1)
         os.killpg(0, signal.SIGKILL)
-    os.close(int(lifeline))
+
+
+def _write_to(log: str) -> None:
+    """Stands a log in for standard output and error."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.close(descriptor)
+
+
+def _serve(channel: int, request_path: str) -> int:
+    """Runs body after body as long as this process is as good as new."""
+    import contextvars
+
+    from marin_core.launchers import residue
+
+    reusable = residue.adopt_orphans()
+    while True:
+        before = residue.Before()
+        code = contextvars.copy_context().run(execute, request_path)
+        if code != 0 or not reusable or before.restore() is not None:
+            return code
+        residue.flush_streams()
+        _write_to(os.devnull)
+        os.write(channel, DONE)
+        message = b""
+        while not message.endswith(END):
+            message += (part := os.read(channel, 1 << 16))
+            if not part:
+                return 0
+        request_path, log, _ = map(os.fsdecode, message.split(END))
+        _write_to(log)
 
 
 def main() -> int:
     """Entry point of the worker process."""
-    _fork_watchdog()
+    lifeline, channel = _inherited("MARIN_LIFELINE"), _inherited("MARIN_CHANNEL")
+    if lifeline is not None:
+        _fork_watchdog(lifeline)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     request_path = sys.argv[1]
     with open(request_path, "rb") as f:  # noqa: PTH123
@@ -185,7 +249,7 @@ def main() -> int:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # The log's last line is what a run shows of this step; which loggers speak at INFO is the step's own choice.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    return execute(request_path)
+    return execute(request_path) if channel is None else _serve(channel, request_path)
 
 
 if __name__ == "__main__":

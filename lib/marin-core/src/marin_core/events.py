@@ -1,0 +1,46 @@
+"""Events of a run: what other threads and signals tell its loop, and what is due at a moment of its own.
+
+One queue, so that what is told in one order is handled in that order; and one wait, which ends at an event, at the
+next moment that is due, or after a period. A loop that waits here uses no processor and needs no sleep.
+"""
+
+import heapq
+import itertools
+import queue
+import time
+from typing import Any
+
+Event = tuple[str, Any, Any]
+"""Kind, subject, detail."""
+
+
+class Events:
+    """The events of one run; `put` may be called by any thread and by a signal's handler."""
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._due: list[tuple[float, int, Event]] = []
+        self._count = itertools.count()
+
+    def put(self, kind: str, subject: Any, detail: Any = None) -> None:
+        """Something has happened."""
+        self._told.put((kind, subject, detail))
+
+    def later(self, seconds: float, kind: str, subject: Any) -> None:
+        """An event of its own in so many seconds; for the loop's thread alone."""
+        heapq.heappush(self._due, (time.monotonic() + seconds, next(self._count), (kind, subject, None)))
+
+    def next(self, *, period: float | None = None) -> Event | None:
+        """Waits for the next event; None when there is none within ``period`` seconds."""
+        end = None if period is None else time.monotonic() + period
+        while True:
+            now = time.monotonic()
+            if self._due and self._due[0][0] <= now:
+                return heapq.heappop(self._due)[2]
+            if end is not None and end <= now:
+                return None
+            ends = [moment for moment in (end, self._due[0][0] if self._due else None) if moment is not None]
+            try:
+                return self._told.get(timeout=min(ends) - now if ends else None)
+            except queue.Empty:
+                continue

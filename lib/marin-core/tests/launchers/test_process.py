@@ -1,0 +1,274 @@
+"""Warm workers: used again when they are as good as new, and never otherwise."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marin_core import StepRunner, lower, run
+from marin_core.launchers.process import ProcessLauncher
+
+FLOW = """
+    import atexit, logging, os, signal, subprocess, sys, tempfile, threading, time, warnings
+    from pathlib import Path
+    from marin_core import Out, Resources, step
+
+    kept = []
+
+    def leave(what, out):
+        if what == "thread":
+            threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+        if what == "child":
+            kept.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        if what == "orphan":
+            subprocess.run(["sh", "-c", "sleep 600 & echo $! > %s/pid" % out.local()], check=True)
+        if what == "open file":
+            kept.append((out / "late.txt").open("w"))
+            kept[-1].write("all of it")
+        if what == "exit handler":
+            atexit.register((out / "late.txt").write_text, "all of it")
+        if what == "directory":
+            os.chdir(tempfile.mkdtemp())
+            os.rmdir(os.getcwd())
+        if what == "priority":
+            os.nice(1)
+        if what == "memory":
+            kept.append(b"x" * 400_000_000)
+        if what == "closed stream":
+            sys.stdout.close()
+        if what == "import":
+            os.environ["LEFT"] = "1"
+            import xml.dom.minidom
+        if what == "restorable":
+            os.environ["LEFT"] = "1"
+            os.environ.pop("HOME", None)
+            os.chdir("/")
+            os.umask(0)
+            sys.argv.append("left")
+            sys.path.insert(0, "/left")
+            sys.stdout = sys.stderr
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            signal.setitimer(signal.ITIMER_REAL, 3600)
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+            logging.getLogger().handlers.clear()
+            logging.getLogger("left").setLevel(logging.DEBUG)
+            logging.disable(logging.ERROR)
+            warnings.simplefilter("error")
+
+    def state():
+        return {
+            "variables": [os.environ.get("LEFT"), "HOME" in os.environ],
+            "directory": os.getcwd(),
+            "umask": os.umask(0o022),
+            "argv": list(sys.argv),
+            "path": list(sys.path),
+            "stdout": sys.stdout is not sys.stderr,
+            "handler": str(signal.getsignal(signal.SIGUSR1)),
+            "timer": signal.getitimer(signal.ITIMER_REAL)[0],
+            "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+            "loggers": [len(logging.root.handlers), logging.getLogger("left").level, logging.root.manager.disable],
+            "filters": len(warnings.filters),
+        }
+
+    @step
+    def first(out: Out, *, what: str = "", after: object = None) -> dict:
+        before = {"pid": os.getpid(), "state": state()}
+        print("first", flush=True)
+        leave(what, out)
+        return before
+
+    @step
+    def then(before: dict, *, tag: str = "") -> dict:
+        print("then", tag)
+        return {"pid": os.getpid(), "state": state()}
+
+    @step(resources=Resources(accelerators="gpu:1"))
+    def trained(before: dict) -> dict:
+        return {"pid": os.getpid(), "devices": os.environ["CUDA_VISIBLE_DEVICES"]}
+"""
+
+
+@pytest.fixture
+def flow(module: Callable[[str], ModuleType]) -> ModuleType:
+    return module(FLOW)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def gone(*pids: int) -> None:
+    """Waits until the processes are gone; the suite's own timeout ends the test if they stay."""
+    while any(map(alive, pids)):
+        threading.Event().wait(0.01)
+
+
+def test_a_body_that_leaves_nothing_behind_hands_its_process_on(flow: ModuleType, prefix: str) -> None:
+    one = flow.first()
+    report = run(three := flow.then(flow.then(one), tag="b"), prefix=prefix)
+    pids = {n.value["pid"] for n in report.record.nodes}
+    assert len(pids) == 1
+    assert os.getpid() not in pids
+    assert (Path(prefix) / report.node(one).address / "attempts/1/log.txt").read_text() == "first\n"
+    assert (Path(prefix) / report.node(three).address / "attempts/1/log.txt").read_text() == "then b\n"
+
+
+LEFT = ["thread", "child", "orphan", "open file", "exit handler", "directory", "priority", "memory"]
+
+
+@pytest.mark.parametrize("what", [*LEFT, "closed stream", "import"])
+def test_what_cannot_be_undone_ends_the_worker(flow: ModuleType, prefix: str, what: str) -> None:
+    one = flow.first(what=what)
+    report = run(two := flow.then(one), prefix=prefix)
+    assert report.ok
+    assert report.value(one)["pid"] != report.value(two)["pid"]
+    assert report.value(one)["state"] == report.value(two)["state"]
+    gone(report.value(one)["pid"])
+
+
+@pytest.mark.parametrize("what", ["open file", "exit handler"])
+def test_what_is_written_as_the_process_ends_is_in_the_output(flow: ModuleType, prefix: str, what: str) -> None:
+    report = run(one := flow.first(what=what), prefix=prefix)
+    assert report.node(one).num_files == 1
+    assert (report.path(one) / "late.txt").read_text() == "all of it"
+
+
+def test_what_a_body_started_dies_with_it(flow: ModuleType, prefix: str) -> None:
+    report = run(one := flow.first(what="orphan"), prefix=prefix)
+    gone(int((report.path(one) / "pid").read_text()))
+
+
+def test_what_can_be_undone_is_undone(flow: ModuleType, prefix: str) -> None:
+    one = flow.first(what="restorable", after=flow.first(name="imports"))
+    report = run(two := flow.then(one), prefix=prefix)
+    assert report.value(one)["pid"] == report.value(two)["pid"]
+    assert report.value(one)["state"] == report.value(two)["state"]
+
+
+def test_a_body_that_needs_a_device_has_a_process_for_itself(flow: ModuleType, prefix: str) -> None:
+    one = flow.first()
+    report = run(flow.then(two := flow.trained(one), tag="after"), prefix=prefix, slots={"gpu": 1})
+    pids = [n.value["pid"] for n in report.record.nodes]
+    assert pids[1] not in (pids[0], pids[2])
+    assert report.value(two)["devices"] in os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")
+
+
+SOURCE = """
+    import os
+    from pathlib import Path
+    from marin_core import step
+
+    @step
+    def edit(*, then: str = "") -> int:
+        import {helper}
+        path = Path({helper}.__file__)
+        text = path.read_text()
+        if then == "touch":
+            path.write_text(text + "# touched")
+        if then == "other and back":
+            path.write_text("def number(): return 2 + 2")
+            os.utime(path, (0, 0))
+            import importlib
+            importlib.reload({helper})
+            path.write_text(text)
+        if then == "other":
+            path.write_text("def number(): return 3 + 3")
+        return os.getpid()
+
+    @step
+    def use(before: int) -> list:
+        from {helper} import number
+        return [os.getpid(), number()]
+"""
+
+
+@pytest.mark.parametrize("then", ["", "touch", "other and back"])
+def test_a_worker_never_runs_another_code_than_the_plan_has_seen(module: Any, prefix: str, then: str) -> None:
+    helper = module("def number(): return 1 + 1")
+    flow = module(SOURCE.replace("{helper}", helper.__name__))
+    one = flow.edit(then=then)
+    report = run(two := flow.use(one), prefix=prefix)
+    pid, number = report.value(two)
+    assert number == 2
+    assert (pid == report.value(one)) == (then == "")
+
+
+def test_code_that_was_edited_during_the_run_is_not_run(module: Any, prefix: str) -> None:
+    helper = module("def number(): return 1 + 1")
+    flow = module(SOURCE.replace("{helper}", helper.__name__))
+    report = run(two := flow.use(flow.edit(then="other")), prefix=prefix)
+    failure = report.node(two).failure
+    assert failure is not None
+    assert failure.type == "SourceChanged"
+
+
+def open_descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_a_run_leaves_neither_processes_nor_descriptors_nor_threads(flow: ModuleType, prefix: str) -> None:
+    descriptors, threads = open_descriptors(), threading.active_count()
+    runner = StepRunner(prefix)
+    for tag in "ab":
+        report = runner.run(lower([flow.then(flow.first(what=""), tag=tag), flow.first(what="child", name=tag)]))
+        assert report.ok
+        gone(*(n.value["pid"] for n in report.record.nodes))
+    assert open_descriptors() == descriptors
+    assert threading.active_count() == threads
+
+
+def test_a_launcher_that_was_given_stays_open_until_its_owner_closes_it(flow: ModuleType, prefix: str) -> None:
+    with ProcessLauncher() as launcher:
+        pid = run(flow.first(), prefix=prefix, launcher=launcher).record.nodes[0].value["pid"]
+        assert alive(pid)
+        second = run(flow.then(flow.first()), prefix=prefix, launcher=launcher)
+        assert second.value("then")["pid"] != pid
+        gone(pid)
+    gone(second.value("then")["pid"])
+
+
+LIBRARY = textwrap.dedent("""
+    import os, sys, threading
+    from marin_core import run, step
+
+    @step
+    def pid(*, number: int = 0) -> int:
+        return os.getpid()
+
+    @step
+    def more(x: int) -> int:
+        return os.getpid()
+
+    if __name__ == "__main__":
+        def twice():
+            for number in range(2):
+                report = run(more(pid(number=number)), prefix=sys.argv[1])
+                found.append([report.ok, len({n.value for n in report.record.nodes})])
+        found = []
+        thread = threading.Thread(target=twice)
+        thread.start()
+        thread.join()
+        os.write(int(sys.argv[2]), repr(found).encode())
+""")
+
+
+def test_a_run_in_a_thread_of_a_process_without_standard_streams(tmp_path: Path) -> None:
+    script = tmp_path / "library.py"
+    script.write_text(LIBRARY)
+    read_end, write_end = os.pipe()
+    command = f'exec "{sys.executable}" "{script}" "{tmp_path}/prefix" {write_end} <&- >&- 2>&-'
+    process = subprocess.Popen(["sh", "-c", command], pass_fds=(write_end,))
+    os.close(write_end)
+    with os.fdopen(read_end) as answer:
+        assert answer.read() == "[[True, 1], [True, 1]]"
+    assert process.wait() == 0
