@@ -11,6 +11,7 @@ attempt has the next number.
 
 import contextlib
 import getpass
+import hashlib
 import json
 import os
 import pickle
@@ -29,7 +30,7 @@ from marin_core.errors import UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
-from marin_core.launchers import Job, JobStatus
+from marin_core.launchers import Job, JobStatus, delivery
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
 from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, to_json
 from marin_core.steps import Step, find_steps, replace_steps
@@ -48,6 +49,8 @@ class Attempt:
     lease: leases.Lease
     directory: Path
     inputs: dict[str, str]
+    prefix: str
+    """The store's path or URL."""
 
     @property
     def address(self) -> str:
@@ -67,7 +70,9 @@ class Attempt:
     def job(self) -> Job:
         """What a launcher is given."""
         return Job(
-            name=f"{self.address}/{self.record.attempt}",
+            name=job_name(self.prefix, self.address, self.record.attempt),
+            prefix=self.prefix,
+            key=self.key,
             request=str(self.directory / "request.pickle"),
             log=str(self.log),
             resources=self.node.step.resources,
@@ -81,6 +86,13 @@ class Ended:
     failure: Failure | None = None
     value: Any = None
     files: tuple[FileEntry, ...] = ()
+    uploaded: bool = False
+    """The output is under its remote prefix already."""
+
+
+def job_name(prefix: str, address: str, number: int) -> str:
+    """What an attempt's job is called: the same for every driver, and another under another prefix."""
+    return f"{address}/{number}@{hashlib.sha256(prefix.encode()).hexdigest()[:12]}"
 
 
 def begin(
@@ -92,6 +104,7 @@ def begin(
     reason: str,
     arguments: Mapping[str, Any],
     inputs: dict[str, str],
+    launcher: str = "",
     fresh: bool = False,
 ) -> Attempt:
     """Makes the attempt's directory, record and request.
@@ -104,6 +117,7 @@ def begin(
         reason: why it is made.
         arguments: what the body gets, with `Input` and values in place of steps; `Out` and `Work` are added here.
         inputs: output digest by upstream address.
+        launcher: the kind of launcher that gets the job.
         fresh: begin with an empty `Work`, for what was asked to be made anew; only the tries of one run go on from
             each other then.
 
@@ -134,8 +148,9 @@ def begin(
         user=user(),
         pid=os.getpid(),
         log=f"{key}/log.txt",
+        launcher=launcher,
     )
-    attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs)
+    attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs, prefix=store.url)
     store.write(f"{key}/attempt.json", to_json(record).encode(), durable=False)
     with _told(store):
         (directory / "out").mkdir(parents=True)
@@ -190,6 +205,12 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
     """What a body that has ended left behind; hashes its output. Slow for large outputs, so not for the event loop,
     which waits for the answer: whatever goes wrong here is a failure of the attempt and never an exception."""
     try:
+        if status.failure is not None:
+            return Ended(failure=status.failure)
+        delivered = None
+        if status.uploaded or status.exit_code is None:  # it ended out of the launcher's sight
+            delivered = delivery.fetch(attempt.prefix, attempt.key, into=attempt.directory)
+            status = status if delivered is None else replace(status, exit_code=delivered.exit_code)
         try:
             data = json.loads((attempt.directory / "result.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -198,9 +219,12 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
             return Ended(failure=Failure(**data["failure"]))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
-        files = _kept_files(attempt)
+        there = delivered.files if delivered is not None else None
+        files = _kept_files(attempt) if there is None else there
         changed = _changed_input(attempt.node.step)
-        return Ended(failure=changed) if changed else Ended(value=data["value"], files=files)
+        if changed is not None:
+            return Ended(failure=changed)
+        return Ended(value=data["value"], files=files, uploaded=there is not None)
     except Exception as e:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
 
@@ -266,7 +290,7 @@ def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
         PrefixError: the prefix cannot be written.
     """
     node, now = attempt.node, time.time()
-    if store.local is None:
+    if store.local is None and not ended.uploaded:
         store.upload(attempt.directory / "out", f"{attempt.key}/out")
     record = StepRecord(
         address=node.address,
@@ -291,13 +315,25 @@ def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
 
 
 def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None = None) -> None:
-    """Enters the end of an attempt in its record and gives the lease back."""
+    """Enters the end of an attempt in its record and gives the lease back. One that a later run goes on with is that
+    run's to close."""
+    if state != "succeeded" and _went_on(store, attempt):
+        return
     record = replace(attempt.record, state=state, ended_at=time.time(), failure=failure)
     try:
         store.write(f"{attempt.key}/attempt.json", to_json(record).encode(), durable=False)
         (attempt.directory / "request.pickle").unlink(missing_ok=True)
     finally:
         leases.release(store, attempt.address, attempt.lease)
+
+
+def _went_on(store: Store, attempt: Attempt) -> bool:
+    """Whether another run has taken this very attempt over, with its body."""
+    try:
+        record = json.loads(store.read(f"{attempt.key}/attempt.json") or b"{}")
+        return record.get("run_id", attempt.record.run_id) != attempt.record.run_id
+    except (ValueError, AttributeError):
+        return False
 
 
 @contextlib.contextmanager

@@ -22,11 +22,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from marin_core import attempts, leases, reasons
+from marin_core import attempts, leases, reasons, succession
 from marin_core.attempts import Attempt, Ended
 from marin_core.errors import LeaseLostError, MarinCoreError, NewerRecordError, PrefixError, RunInterrupted
 from marin_core.graph import Graph, Node
-from marin_core.launchers import Launcher
+from marin_core.launchers import JobStatus, Launcher
 from marin_core.ledger import Ledger, Observer
 from marin_core.reasons import Options
 from marin_core.records import Decision, Failure, RunRecord, StepRecord
@@ -254,32 +254,38 @@ class Loop:
         return decision, reason
 
     def _launch(self, node: Node, lease: leases.Lease, reason: str) -> None:
-        attempt = attempts.begin(
+        going = succession.attempt_at(
             self.store,
             node,
             lease,
+            launcher=self.launcher,
+            notify=self._note_end,
             run_id=self.ledger.run_id,
             reason=reason,
             arguments=attempts.arguments_for(node.step, committed=self._output_url, value=self._value),
             inputs={a: self.outputs[a] or "" for a in node.upstream},
             fresh=node.address not in self.tries and reasons.matches(self.options.force + self.options.rebuild, node),
         )
+        attempt = going.attempt
         self.running[attempt.job.name] = attempt
         self.tries[node.address] = self.tries.get(node.address, 0) + 1
         self.free -= self._cores(node)
         self.ledger.set(
             node.address,
-            reason=reason,
+            reason=going.reason,
             outcome="running",
             attempt=attempt.record.attempt,
             started_at=attempt.record.started_at,
             digests=attempt.record.digests,
             log=attempt.record.log,
         )
+        if going.adopted:
+            self._note_end(attempt.job.name, going.ended)  # once more: an end before this line found no attempt
+            return
         if (edited := attempts.changed_source(node)) is not None:
             self.events.put(("examined", attempt.job.name, Ended(failure=edited)))
             return
-        self.launcher.launch(attempt.job, notify=lambda name: self.events.put(("ended", name, None)))
+        self.launcher.launch(attempt.job, notify=self._note_end)
         status = self.launcher.poll(attempt.job.name)
         if status is not None and status.running and status.pid is not None:
             try:
@@ -296,8 +302,8 @@ class Loop:
 
     # Ending
 
-    def _ended(self, name: str, _: Any) -> None:
-        attempt, status = self.running[name], self.launcher.poll(name)
+    def _ended(self, name: str, known: JobStatus | None) -> None:
+        attempt, status = self.running[name], known or self.launcher.poll(name)
         if status is None or status.running or attempt.address in self.examining:
             return
         self.examining.add(attempt.address)
@@ -373,6 +379,9 @@ class Loop:
 
     def _held(self) -> list[tuple[str, leases.Lease]]:
         return [(attempt.address, attempt.lease) for attempt in list(self.running.values())]
+
+    def _note_end(self, name: str, status: JobStatus | None = None) -> None:
+        self.events.put(("ended", name, status))
 
     def _note_loss(self, address: str, error: LeaseLostError) -> None:
         for name, attempt in list(self.running.items()):

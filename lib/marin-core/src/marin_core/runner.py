@@ -108,7 +108,7 @@ class StepRunner:
 
     Args:
         prefix: local path or fsspec URL; default ``MARIN_PREFIX`` or ``./.marin``.
-        launcher: ``inline``, ``process``, ``module:factory`` or a `Launcher`.
+        launcher: ``inline``, ``process``, ``ray``, ``module:factory`` or a `Launcher`.
         max_workers: cores to fill; a step takes ``resources.cpus`` of them, at most all.
         keep_going: after a failure, still run what does not depend on it.
         options: forced, accepted or selected steps.
