@@ -1,83 +1,81 @@
-"""Bodies on a real Ray cluster on loopback, with drivers, keepers and raylets killed for real."""
+"""Bodies on a real Ray cluster on loopback, with drivers, keepers and raylets killed for real.
+
+The driver that is killed is a process of its own; the one that comes after it runs in the test's.
+"""
 
 import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import textwrap
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from marin_core import Launcher, RunReport, run
+from marin_core.launchers import kind_of, make_launcher
+
 ray = pytest.importorskip("ray")
 
-SCRIPT = textwrap.dedent(
-    """
+SOURCE = """
     import os, subprocess, sys, time
     from pathlib import Path
-    from marin_core import Input, Out, Resources, Work, main, step
+    from marin_core import Out, Resources, Work, main, step
 
-    GATE = Path(__file__).with_name("gate")
-    RUNS = Path(__file__).with_name("runs.txt")
+    HERE = Path(__file__).parent
 
     def note(*words):
-        with RUNS.open("a") as f:
+        with (HERE / "runs.txt").open("a") as f:
             f.write(" ".join(map(str, words)) + "\\n")
 
     @step
-    def first(out: Out) -> int:
-        note("first", os.getpid())
-        (out / "a.txt").write_text("whole")
-        return 1
-
-    @step
-    def slow(out: Out, work: Work, source: Input) -> str:
+    def slow(out: Out, work: Work) -> str:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         note("child", child.pid)
-        note("slow", os.getpid(), os.getppid())
+        note("slow", os.getpid())
         print("waiting")
-        while not GATE.exists():
+        while not (HERE / "gate").exists():
             time.sleep(0.01)
         work.open("epoch", "w").write(str(work.epoch))
-        (out / "b.txt").write_text((source / "a.txt").read_text() + " loaf")
-        return (out / "b.txt").read_text()
+        (out / "a.txt").write_text("whole")
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
-    @step
-    def last(text: str) -> str:
-        note("last", os.getpid())
-        return text.upper()
-
-    def build(*, retries: int = 0):
-        return last(slow(first(), retries=retries))
+    def build():
+        return slow()
 
     if __name__ == "__main__":
         main(build)
-    """
-)
+"""
 
-FATAL = textwrap.dedent(
-    """
-    import os, signal
-    from marin_core.launchers.ray import RayLauncher
+DRIVER = """
+import importlib, os, signal, sys
+from marin_core import run
+from marin_core.launchers.ray import RayLauncher
 
-    def die(*_):
-        os.kill(os.getpid(), signal.SIGKILL)
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    class DiesOnceLaunched(RayLauncher):
-        def launch(self, job, *, notify):
-            super().launch(job, notify=notify)
-            if job.name.startswith("slow/"):
-                die()
+class DiesOnceLaunched(RayLauncher):
+    def launch(self, job, *, notify):
+        super().launch(job, notify=notify)
+        die()
 
-    class DiesOnceEnded(RayLauncher):
-        def launch(self, job, *, notify):
-            super().launch(job, notify=die if job.name.startswith("slow/") else notify)
-    """
-)
+class DiesOnceEnded(RayLauncher):
+    def launch(self, job, *, notify):
+        super().launch(job, notify=die)
+
+directory, module, prefix, launcher = sys.argv[1:]
+sys.path.insert(0, directory)
+run(importlib.import_module(module).build(), prefix=prefix, launcher=globals()[launcher]())
+"""
 
 
 def until(condition: Callable[[], object], *, what: str) -> None:
@@ -86,34 +84,38 @@ def until(condition: Callable[[], object], *, what: str) -> None:
         time.sleep(0.01)
 
 
-def alive(pid: int) -> bool:
+def stat(pid: int) -> list[str]:
+    """State, parent and so on, as Linux tells them; empty for a process that is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except FileNotFoundError:
-        return False
-    return fields[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
-def start_ray(*arguments: str) -> subprocess.Popen[bytes]:
+def alive(pid: int) -> bool:
+    return bool(fields := stat(pid)) and fields[0] not in "ZX"
+
+
+def parent(pid: int) -> int:
+    return int(stat(pid)[1])
+
+
+def start_node(*arguments: str, within: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--object-store-memory=80000000"]
     ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "stdout": subprocess.DEVNULL}
     return subprocess.Popen(
-        [*command, *ports, *arguments],
+        [*within, *command, *ports, *arguments],
         env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its address. Ray's sockets need a short path."""
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as directory:
-        head = start_ray("--head", "--port=0", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={directory}")
+def cluster() -> Iterator[str]:
+    """The address of a cluster of one node with two cores, which this process has joined."""
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as directory:  # short path
+        head = start_node("--head", "--port=0", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={directory}")
         current = Path(directory) / "ray_current_cluster"
         until(lambda: current.exists() or head.poll() is not None, what="the head node starts")
         address = current.read_text().strip()
@@ -128,88 +130,190 @@ def keepers() -> list[str]:
     return [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
 
 
-class Job:
-    """A script in a directory of its own, and the drivers that were started on it."""
+class Flow:
+    """A module with one step, and the drivers that were started on it."""
 
-    def __init__(self, directory: Path, address: str) -> None:
-        self.directory, self.address = directory, address
-        self.script = directory / "job.py"
-        self.script.write_text(SCRIPT)
-        (directory / "fatal.py").write_text(FATAL)
+    def __init__(self, module: ModuleType, prefix: str, address: str) -> None:
+        self.module, self.prefix, self.address = module, prefix, address
+        self.directory = Path(module.__file__ or "").parent
         self.drivers: list[subprocess.Popen[str]] = []
+        self.threads: list[threading.Thread] = []
+        self.reports: list[RunReport] = []
 
-    def start(self, *flags: str, launcher: str = "ray") -> subprocess.Popen[str]:
-        driver = subprocess.Popen(
-            [sys.executable, str(self.script), "--launcher", launcher, *flags],
-            cwd=self.directory,
-            env=os.environ | {"RAY_ADDRESS": self.address},
-            text=True,
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+    def script(self, *flags: str, **pipes: Any) -> subprocess.Popen[str]:
+        """The module as a script, on Ray."""
+        command = [str(self.module.__file__), "--launcher", "ray", "--prefix", self.prefix, *flags]
+        return self._driver(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def killed(self, launcher: str) -> None:
+        """A driver that kills itself at the moment that its launcher is named for."""
+        driver = self._driver(["-c", DRIVER, str(self.directory), self.module.__name__, self.prefix, launcher])
+        assert driver.wait() == -signal.SIGKILL
+
+    def _driver(self, command: list[str], **pipes: Any) -> subprocess.Popen[str]:
+        environment = os.environ | {"RAY_ADDRESS": self.address}
+        driver = subprocess.Popen([sys.executable, *command], env=environment, text=True, **pipes)
         self.drivers.append(driver)
         return driver
 
-    def lines(self, word: str) -> list[list[int]]:
-        runs = self.directory / "runs.txt"
-        found = [line.split() for line in runs.read_text().splitlines()] if runs.exists() else []
-        return [[int(n) for n in line[1:]] for line in found if line[0] == word]
+    def start(self, step: Any = None, *, launcher: str | Launcher = "ray", **options: Any) -> None:
+        """A run in this process, in a thread."""
 
-    def counts(self) -> list[int]:
-        return [len(self.lines(word)) for word in ("first", "slow", "last")]
+        def go() -> None:
+            self.reports.append(run(step or self.module.slow(), prefix=self.prefix, launcher=launcher, **options))
 
-    def pids(self) -> list[int]:
-        return [line[0] for word in ("slow", "child") for line in self.lines(word)]
+        self.threads.append(threading.Thread(target=go, daemon=True))
+        self.threads[-1].start()
+
+    def finish(self) -> RunReport:
+        self.open_gate()
+        for thread in self.threads:
+            thread.join()
+        return self.reports[-1]
 
     def open_gate(self) -> None:
         (self.directory / "gate").touch()
 
-    def record(self, name: str, file: str = "step.json") -> dict:
-        return json.loads(next((self.directory / ".marin" / name).glob(f"*/{file}")).read_text())
+    def noted(self, word: str) -> list[int]:
+        runs = self.directory / "runs.txt"
+        found = [line.split() for line in runs.read_text().splitlines()] if runs.exists() else []
+        return [int(line[1]) for line in found if line[0] == word]
+
+    def pids(self) -> list[int]:
+        return self.noted("slow") + self.noted("child")
+
+    def file(self, name: str) -> Path:
+        return next(Path(self.prefix).glob(f"slow/*/{name}"))
+
+    def record(self, name: str) -> dict:
+        return json.loads(self.file(name).read_text())
+
+    def job(self) -> str:
+        """The name of the one job there is."""
+        return next(name for name in keepers() if name.startswith("slow/"))
 
 
 @pytest.fixture
-def job(tmp_path: Path, cluster: str) -> Iterator[Job]:
-    made = Job(tmp_path, cluster)
+def flow(module: Callable[[str], ModuleType], prefix: str, cluster: str) -> Iterator[Flow]:
+    made = Flow(module(SOURCE), prefix, cluster)
     yield made
+    made.open_gate()
     for driver in made.drivers:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(driver.pid, signal.SIGKILL)
+            driver.kill()
         driver.communicate()
-    for pid in made.pids():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    until(lambda: keepers() == [], what="no keeper is left behind, whatever happened")
 
 
-def test_a_run_on_ray_prints_one_document_and_leaves_no_actor(job: Job) -> None:
-    job.open_gate()
-    driver = job.start("--json")
+def test_a_script_on_ray_prints_its_document_alone_and_its_body_logs_as_elsewhere(flow: Flow) -> None:
+    flow.open_gate()
+    driver = flow.script("--json")
     out, err = driver.communicate()
-    assert err.splitlines() == [line for line in err.splitlines() if line.split(":")[0] in ("first", "slow", "last")]
     assert json.loads(out)["status"] == "succeeded"
-    assert job.record("last")["value"] == "WHOLE LOAF"
-    assert job.counts() == [1, 1, 1]
-    assert next((job.directory / ".marin/slow").glob("*/attempts/1/log.txt")).read_text() == "waiting\n"
-    until(lambda: keepers() == [], what="the keepers go")
+    assert [line.split(":")[0] for line in err.splitlines()] == ["slow"] * len(err.splitlines())
+    assert flow.file("attempts/1/log.txt").read_text() == "waiting\n"
+    assert flow.file("attempts/1/out/a.txt").read_text() == "whole"
+    assert flow.record("attempts/1/attempt.json")["launcher"] == "ray"
 
 
-def test_a_restarted_driver_adopts_the_body_that_is_still_running(job: Job) -> None:
-    driver = job.start()
-    until(lambda: job.lines("slow"), what="the slow body starts")
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-    second = job.start()
-    until(lambda: job.record("slow", "attempts/1/attempt.json")["pid"] == second.pid, what="the body is adopted")
-    assert all(alive(pid) for pid in job.pids())
-    job.open_gate()
-    out, err = second.communicate()
-    assert (err, second.returncode) == ("", 0), out
-    assert job.counts() == [1, 1, 1]
-    assert job.record("slow")["attempt"] == 1
-    assert job.record("slow")["epoch"] == 2
-    assert job.record("slow", "work/*/epoch") == 1
-    attempt = job.record("slow", "attempts/1/attempt.json")
-    assert (attempt["state"], attempt["epoch"], attempt["launcher"]) == ("succeeded", 2, "ray")
-    assert "goes on with the body that run" in out
-    until(lambda: keepers() == [], what="the keepers go")
+def test_a_driver_killed_before_it_could_note_the_launch_is_followed_by_one_that_adopts_the_body(flow: Flow) -> None:
+    flow.killed("DiesOnceLaunched")
+    until(lambda: flow.noted("slow"), what="the body starts without its driver")
+    first = flow.record("attempts/1/attempt.json")
+    flow.start()
+    until(lambda: flow.record("attempts/1/attempt.json")["epoch"] == 2, what="the body is adopted")
+    assert all(alive(pid) for pid in flow.pids())
+    report = flow.finish()
+    assert report.ok
+    assert report.node("slow").reason == f"goes on with the body that run {first['run_id']} started"
+    assert len(flow.noted("slow")) == 1
+    assert (flow.record("step.json")["attempt"], flow.record("step.json")["epoch"]) == (1, 2)
+    assert flow.file("work/*/epoch").read_text() == "1"
+    assert flow.record("attempts/1/attempt.json")["state"] == "succeeded"
+
+
+def test_a_driver_killed_once_the_body_ended_is_followed_by_one_that_commits_what_it_left(flow: Flow) -> None:
+    flow.open_gate()
+    flow.killed("DiesOnceEnded")
+    assert not list(Path(flow.prefix).glob("slow/*/step.json"))
+    until(lambda: keepers() == [], what="the keeper goes, so that only the prefix can tell")
+    flow.start()
+    assert flow.finish().ok
+    assert len(flow.noted("slow")) == 1
+    assert (flow.record("step.json")["attempt"], flow.record("step.json")["epoch"]) == (1, 2)
+
+
+@pytest.mark.parametrize("change", ["code", "launcher"])
+def test_a_body_that_is_not_wanted_any_more_is_ended_before_the_next_begins(flow: Flow, change: str) -> None:
+    flow.killed("DiesOnceLaunched")
+    until(lambda: flow.noted("slow"), what="the body starts without its driver")
+    old = flow.pids()
+    if change == "code":
+        path = Path(flow.module.__file__ or "")
+        path.write_text(path.read_text().replace("time.sleep(0.01)", "time.sleep(0.02)"))
+        importlib.reload(flow.module)
+    flow.start(launcher="process" if change == "launcher" else "ray")
+    until(lambda: len(flow.noted("slow")) == 2, what="the new body starts")
+    assert not any(alive(pid) for pid in old)
+    assert flow.finish().ok
+    assert flow.record("step.json")["attempt"] == 2
+
+
+def test_sigterm_to_the_driver_ends_the_body_and_what_it_started(flow: Flow) -> None:
+    driver = flow.script()
+    until(lambda: flow.noted("slow"), what="the body starts")
+    driver.terminate()
+    out, err = driver.communicate()
+    assert (driver.returncode, err) == (143, "interrupted: finished steps are kept, running ones were stopped\n"), out
+    until(lambda: not any(alive(pid) for pid in flow.pids()), what="the body and its child die")
+    assert flow.record("attempts/1/attempt.json")["state"] == "cancelled"
+    assert not list(Path(flow.prefix).glob("slow/*/exit.json"))
+
+
+def test_two_drivers_execute_a_step_once(flow: Flow) -> None:
+    driver = flow.script()
+    flow.start()
+    until(lambda: flow.noted("slow"), what="one of them starts the body")
+    assert flow.finish().ok
+    driver.communicate()
+    assert driver.returncode == 0
+    assert len(flow.noted("slow")) == 1
+
+
+def test_a_killed_keeper_takes_its_body_along_and_the_attempt_is_lost_and_made_again(flow: Flow) -> None:
+    flow.start(flow.module.slow(retries=1))
+    until(lambda: flow.noted("slow"), what="the body starts")
+    first = flow.pids()
+    os.kill(parent(first[0]), signal.SIGKILL)
+    until(lambda: len(flow.noted("slow")) == 2, what="the second attempt's body starts")
+    until(lambda: not any(alive(pid) for pid in first), what="the first body and its child die")
+    assert flow.finish().ok
+    assert flow.record("step.json")["attempt"] == 2
+    assert flow.record("attempts/1/attempt.json")["failure"]["message"] == "the launcher lost the body"
+
+
+def test_only_the_driver_that_owns_a_body_can_cancel_it(flow: Flow) -> None:
+    earlier, later = make_launcher("ray"), make_launcher("ray")
+    assert kind_of(earlier) == "ray"
+    flow.start(launcher=earlier)
+    until(lambda: flow.noted("slow"), what="the body starts")
+    name, ended = flow.job(), threading.Event()
+    assert later.adopt(name, notify=lambda _: ended.set())
+    until(lambda: ray.get(later._jobs[name].owned, timeout=60) is None, what="the keeper knows its new owner")
+    earlier.cancel(name, grace=0)
+    assert all(alive(pid) for pid in flow.pids())
+    later.cancel(name, grace=0)
+    until(lambda: not any(alive(pid) for pid in flow.pids()), what="the body and its child die")
+    assert ended.wait(60)
+    assert not flow.finish().ok
+
+
+def test_a_request_that_no_node_can_have_fails_with_the_totals_of_the_cluster(flow: Flow) -> None:
+    from marin_core import Resources
+
+    flow.start(flow.module.slow(resources=Resources(accelerators="h100:8")))
+    report = flow.finish()
+    assert report.exit_code == 2
+    assert "it asks for 1 CPU, 8 GPU, H100, which no node of the Ray cluster can ever have" in str(report.record)
+    assert "the cluster has 1 node with 2 CPU, " in str(report.record)
+    assert flow.noted("slow") == []

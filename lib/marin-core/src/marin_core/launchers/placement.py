@@ -16,7 +16,7 @@ from marin_core.errors import UsageError
 from marin_core.quantities import format_bytes
 from marin_core.steps import Resources
 
-_GPU = re.compile(r"(?P<kind>[a-z][a-z0-9-]*?)(?::(?P<count>[1-9]\d*))?")
+_GPU = re.compile(r"(?P<kind>[a-z][a-z0-9]*(?:-[a-z0-9]+)*)(?::(?P<count>[1-9]\d*))?")
 _TPU = re.compile(r"(?:tpu-)?(?P<kind>v\d+[a-z]*)-(?P<size>[1-9]\d*)")
 _BY_CHIP = ("v5litepod", "v6e")
 """Generations whose slices are named by chips; the others' by cores, of which a chip has two."""
