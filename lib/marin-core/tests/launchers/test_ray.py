@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from marin_core import Launcher, RunReport, run
+from marin_core import Launcher, Resources, RunReport, run
 from marin_core.launchers import kind_of, make_launcher
 
 ray = pytest.importorskip("ray")
@@ -78,6 +78,14 @@ run(importlib.import_module(module).build(), prefix=prefix, launcher=globals()[l
 """
 
 
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # How soon Ray notices that a node has died; a living one answers within ten seconds, or is asked again.
+    "RAY_health_check_initial_delay_ms": "500",
+    "RAY_health_check_period_ms": "500",
+}
+
+
 def until(condition: Callable[[], object], *, what: str) -> None:
     """Waits for what must come; if it does not, the suite's own timeout ends the test and shows this line."""
     while not condition():
@@ -105,7 +113,7 @@ def start_node(*arguments: str, within: tuple[str, ...] = ()) -> subprocess.Pope
     ports = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0"]
     return subprocess.Popen(
         [*within, *command, *ports, *arguments],
-        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"},
+        env=os.environ | SETTINGS,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -308,9 +316,56 @@ def test_only_the_driver_that_owns_a_body_can_cancel_it(flow: Flow) -> None:
     assert not flow.finish().ok
 
 
-def test_a_request_that_no_node_can_have_fails_with_the_totals_of_the_cluster(flow: Flow) -> None:
-    from marin_core import Resources
+@pytest.fixture
+def elsewhere(cluster: str, prefix: str, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A node with two GPUs, as far as Ray is told, which sees another, empty directory where the prefix is."""
+    (tmp_path / "apart").mkdir()
+    Path(prefix).mkdir()
+    hide = 'mount --bind "$0" "$1" && shift && exec "$@"'
+    within = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", hide, str(tmp_path / "apart"), prefix)
+    if subprocess.run([*within, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount namespaces here")
+    marks = '--resources={"accelerator_type:H100": 1}'
+    node = start_node(f"--address={cluster}", "--num-cpus=1", "--num-gpus=2", marks, within=within)
+    until(lambda: ray.cluster_resources().get("GPU") or node.poll() is not None, what="the node joins")
+    yield node
+    node.terminate()
+    node.wait()
+    until(lambda: not ray.cluster_resources().get("GPU"), what="the node leaves")
 
+
+def test_a_body_is_placed_where_its_accelerators_are_and_dies_with_that_node(
+    flow: Flow, elsewhere: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    gpu = flow.module.slow(resources=Resources(accelerators="h100:1"))
+    flow.start(gpu)
+    report = flow.finish()
+    failure = str(report.node("slow").failure)
+    assert report.exit_code == 2
+    assert f"prefix {flow.prefix} is a directory that Ray's node" in failure
+    assert flow.noted("slow") == []
+    (flow.directory / "gate").unlink()
+    flow.prefix = str(tmp_path / "shared")
+    flow.start(gpu)
+    until(lambda: flow.noted("slow"), what="the body starts")
+    body = flow.pids()
+    assert b"CUDA_VISIBLE_DEVICES=0" in Path(f"/proc/{body[0]}/environ").read_bytes().split(b"\0")
+    os.kill(parent(parent(body[0])), signal.SIGKILL)
+    until(lambda: not any(alive(pid) for pid in body), what="the body and its child die")
+    flow.threads[-1].join()
+    assert "the launcher lost the body" in str(flow.reports[-1].node("slow").failure)
+
+
+def test_without_a_cluster_one_is_started_for_the_run(flow: Flow) -> None:
+    flow.open_gate()
+    flow.address = "local"
+    driver = flow.script("--json")
+    out, err = driver.communicate()
+    assert json.loads(out)["status"] == "succeeded"
+    assert [line.split(":")[0] for line in err.splitlines()] == ["slow"] * len(err.splitlines())
+
+
+def test_a_request_that_no_node_can_have_fails_with_the_totals_of_the_cluster(flow: Flow) -> None:
     flow.start(flow.module.slow(resources=Resources(accelerators="h100:8")))
     report = flow.finish()
     assert report.exit_code == 2
