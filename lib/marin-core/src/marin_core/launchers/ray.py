@@ -15,6 +15,7 @@ import os
 import queue
 import secrets
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -22,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from marin_core.errors import UsageError
 from marin_core.launchers import Job, JobStatus, placement
@@ -31,6 +33,8 @@ from marin_core.records import Failure
 log = logging.getLogger(__name__)
 
 _NAMESPACE = "marin"
+_CONNECT = 10.0
+"""Seconds to wait for a cluster to accept a connection."""
 _REACH = 2.0
 """Seconds to wait for an answer of a keeper that is about to be cancelled; it may not have been placed yet."""
 _ASK_AGAIN = 1.0
@@ -66,7 +70,7 @@ class RayLauncher:
         UsageError: the extra ``ray`` is not installed.
     """
 
-    kind = "ray"
+    kind, notifies, places = "ray", True, True
 
     def __init__(self, address: str | None = None) -> None:
         if importlib.util.find_spec("ray") is None:
@@ -76,6 +80,7 @@ class RayLauncher:
         self._jobs: dict[str, _Followed] = {}
         self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._receiver: threading.Thread | None = None
+        self._joined = False
 
     def launch(self, job: Job, *, notify: Callable[[str], None]) -> None:
         """Registers the keeper, which starts the body as soon as a node has room for it.
@@ -133,6 +138,14 @@ class RayLauncher:
             return False
         self._follow(name, keeper, notify=notify)
         return True
+
+    def close(self) -> None:
+        """Leaves the cluster, if this launcher joined it; one that was started for the run ends."""
+        if self._joined:
+            import ray
+
+            self._joined = False
+            ray.shutdown()
 
     # Following
 
@@ -199,22 +212,44 @@ class RayLauncher:
 
             if ray.is_initialized():
                 return ray
-            given = self.address or os.environ.get("RAY_ADDRESS")
-            try:
-                return _join(ray, given or "auto")
-            except (ConnectionError, RuntimeError, ValueError) as e:
-                if given:
-                    raise UsageError(f"Ray cluster {given}: {e}; see address= and RAY_ADDRESS") from e
-            if not start:
+            address = _cluster(self.address or os.environ.get("RAY_ADDRESS"))
+            if address is None and not start:
                 return None
-            log.info("no Ray cluster found: one is started for this run, and its bodies end with it")
-            return _join(ray, "local")
+            if address is None:
+                log.info("no Ray cluster found: one is started for this run, and its bodies end with it")
+            alone: dict[str, Any] = {"include_dashboard": False} if address in (None, "local") else {}
+            try:
+                ray.init(address or "local", log_to_driver=False, logging_level=logging.CRITICAL, **alone)
+            except (ConnectionError, RuntimeError, ValueError) as e:
+                hint = "; one with tokens wants RAY_AUTH_MODE=token" if address else ""
+                raise UsageError(f"Ray cluster {address or 'of this run'}: {e}{hint}") from e
+            self._joined = True
+            return ray
 
 
-def _join(ray: Any, address: str) -> Any:
-    options = {"include_dashboard": False} if address == "local" else {}
-    ray.init(address, namespace=_NAMESPACE, log_to_driver=False, logging_level=logging.CRITICAL, **options)
-    return ray
+def _cluster(given: str | None) -> str | None:
+    """The address to join: the given one, or ``auto`` for a cluster of this machine; None if there is none.
+
+    Ray itself tries for minutes to join a cluster that is gone, as one whose address a crash has left on disk.
+
+    Raises:
+        UsageError: nothing answers at the given address.
+    """
+    if given == "local":
+        return given
+    from ray._private.services import get_ray_address_from_environment  # what ray.init makes of "auto"
+
+    try:
+        address = get_ray_address_from_environment(given or "auto", None) or ""
+        place = urlsplit(address if "://" in address else f"//{address}")
+        socket.create_connection((str(place.hostname), place.port), timeout=_CONNECT).close()
+    except (OSError, ValueError) as e:
+        if given in (None, "auto"):
+            return None
+        raise UsageError(
+            f"no Ray cluster answers at {given} ({e}); see RAY_ADDRESS, or start one: ray start --head"
+        ) from e
+    return given or "auto"  # not what it stands for, since Ray looks for a token only then
 
 
 @contextmanager
