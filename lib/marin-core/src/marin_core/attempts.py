@@ -219,12 +219,12 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
             return Ended(failure=Failure(**data["failure"]))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
-        there = delivered.files if delivered is not None else None
-        files = _kept_files(attempt) if there is None else there
+        uploaded = delivered is not None and delivered.uploaded
+        files = delivered.files if delivered is not None and uploaded else _kept_files(attempt)
         changed = _changed_input(attempt.node.step)
         if changed is not None:
             return Ended(failure=changed)
-        return Ended(value=data["value"], files=files, uploaded=there is not None)
+        return Ended(value=data["value"], files=files, uploaded=uploaded)
     except Exception as e:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
 

@@ -31,7 +31,7 @@ def test_a_remote_prefix_gets_output_log_and_result_and_gives_the_small_ones_bac
     found = fetch(prefix, KEY, into=tmp_path / "driver")
     assert found == delivered
     assert found is not None
-    assert [(f.path, f.size) for f in found.files or ()] == [("a.txt", 5), ("deep/b.bin", 2)]
+    assert [(f.path, f.size) for f in found.files] == [("a.txt", 5), ("deep/b.bin", 2)]
     assert sorted(p.name for p in (tmp_path / "driver").iterdir()) == ["log.txt", "result.json"]
     assert (tmp_path / "driver/log.txt").read_text() == "said\n"
     assert open_store(prefix).tree(f"{KEY}/out") == {"a.txt": 5, "deep/b.bin": 2}
@@ -40,7 +40,7 @@ def test_a_remote_prefix_gets_output_log_and_result_and_gives_the_small_ones_bac
 def test_a_local_prefix_gets_the_exit_code_alone_for_the_rest_is_there(tmp_path: Path) -> None:
     prefix = str(tmp_path / "prefix")
     before = deliver(left(tmp_path / "prefix" / KEY, prefix), exit_code=7)
-    assert (before.exit_code, before.files) == (7, None)
+    assert (before.exit_code, before.uploaded) == (7, False)
     assert fetch(prefix, KEY, into=tmp_path) == before
     assert not (tmp_path / "log.txt").exists()
 

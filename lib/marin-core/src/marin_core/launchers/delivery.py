@@ -19,10 +19,13 @@ _NAME = "exit.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """How a body ended. ``files`` is None where the output was written to the prefix in place."""
+    """How a body ended."""
 
     exit_code: int
-    files: tuple[FileEntry, ...] | None = None
+    uploaded: bool = False
+    """The output was brought to the prefix; otherwise the body wrote it there in place."""
+    files: tuple[FileEntry, ...] = ()
+    """The manifest of an uploaded output."""
     schema: int = SCHEMA
 
 
@@ -34,14 +37,14 @@ def deliver(job: Job, *, exit_code: int) -> Delivery:
         UsageError: the output has a link, a pipe or a socket.
     """
     store, directory = open_store(job.prefix), Path(job.request).parent
-    files = None
+    delivery = Delivery(exit_code=exit_code)
     if store.local is None:
         files = manifest(directory / "out", durable=False)
         store.upload(directory / "out", f"{job.key}/out")
         for path in (Path(job.log), directory / "result.json"):
             if path.exists():
                 store.write(f"{job.key}/{path.name}", path.read_bytes())
-    delivery = Delivery(exit_code=exit_code, files=files)
+        delivery = Delivery(exit_code=exit_code, uploaded=True, files=files)
     store.write(f"{job.key}/{_NAME}", to_json(delivery).encode())
     return delivery
 

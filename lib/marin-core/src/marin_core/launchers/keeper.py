@@ -84,7 +84,7 @@ class Keeper:
             return
         try:
             delivery = deliver(self._job, exit_code=code)
-            self._settle(End(exit_code=code, uploaded=delivery.files is not None))
+            self._settle(End(exit_code=code, uploaded=delivery.uploaded))
         except Exception as e:
             self._settle(End(failure=_failure(e)))
 
