@@ -12,6 +12,7 @@ attempt has the next number.
 import contextlib
 import functools
 import getpass
+import hashlib
 import itertools
 import json
 import os
@@ -32,7 +33,7 @@ from marin_core.errors import ConflictError, CorruptRecordError, UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
-from marin_core.launchers import Job, JobStatus
+from marin_core.launchers import Job, JobStatus, delivery
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
 from marin_core.records import (
     AttemptRecord,
@@ -61,6 +62,8 @@ class Attempt:
     lease: leases.Holding
     directory: Path
     inputs: dict[str, str]
+    prefix: str
+    """The store's path or URL."""
     script: str | None = None
     """The driver's script, if the body needs it."""
 
@@ -81,13 +84,15 @@ class Attempt:
     @property
     def name(self) -> str:
         """The name of its job, the same whoever asks."""
-        return f"{self.address}/{self.record.attempt}"
+        return job_name(self.prefix, self.address, self.record.attempt)
 
     @property
     def job(self) -> Job:
         """What a launcher is given."""
         return Job(
             name=self.name,
+            prefix=self.prefix,
+            key=self.key,
             request=str(self.directory / "request.pickle"),
             log=str(self.log),
             resources=self.node.step.resources,
@@ -105,6 +110,13 @@ class Ended:
     failure: Failure | None = None
     value: Any = None
     files: tuple[FileEntry, ...] = ()
+    uploaded: bool = False
+    """The output is under its remote prefix already."""
+
+
+def job_name(prefix: str, address: str, number: int) -> str:
+    """What an attempt's job is called: the same for every driver, and another under another prefix."""
+    return f"{address}/{number}@{hashlib.sha256(prefix.encode()).hexdigest()[:12]}"
 
 
 def begin(
@@ -116,6 +128,7 @@ def begin(
     reason: str,
     arguments: Mapping[str, Any],
     inputs: dict[str, str],
+    launcher: str = "",
     fresh: bool = False,
 ) -> Attempt:
     """Makes the attempt's directory, record and request.
@@ -128,6 +141,7 @@ def begin(
         reason: why it is made.
         arguments: what the body gets, with `Input` and values in place of steps; `Out` and `Work` are added here.
         inputs: output digest by upstream address.
+        launcher: the kind of launcher that gets the job.
         fresh: begin with an empty `Work`, for what was asked to be made anew; only the tries of one run go on from
             each other then.
 
@@ -135,11 +149,11 @@ def begin(
         PrefixError: the prefix cannot be written.
         UsageError: an argument cannot be sent to another process.
     """
-    record = _enter(store, node, lease, run_id=run_id, reason=reason, inputs=inputs)
+    record = _enter(store, node, lease, run_id=run_id, reason=reason, inputs=inputs, launcher=launcher)
     faults.reached("attempt-recorded")
     key = f"{node.address}/attempts/{record.attempt}"
     directory = store.local / key if store.local else Path(tempfile.mkdtemp(prefix="marin-attempt-"))
-    attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs)
+    attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs, prefix=store.url)
     with _told(store):
         (directory / "out").mkdir(parents=True)
         request = _request(store, attempt, arguments, fresh=fresh)
@@ -149,7 +163,14 @@ def begin(
 
 
 def _enter(
-    store: Store, node: Node, lease: leases.Holding, *, run_id: str, reason: str, inputs: dict[str, str]
+    store: Store,
+    node: Node,
+    lease: leases.Holding,
+    *,
+    run_id: str,
+    reason: str,
+    inputs: dict[str, str],
+    launcher: str,
 ) -> AttemptRecord:
     """Writes the record of an attempt under the first number that nobody has: a runner that was overtaken, and does not
     know yet, may be choosing one at the same time."""
@@ -172,6 +193,7 @@ def _enter(
         user=user(),
         pid=os.getpid(),
         log="",
+        launcher=launcher,
     )
     number = max((int(n) for n in store.names(f"{node.address}/attempts") if n.isdigit()), default=0)
     while True:
@@ -218,19 +240,6 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
     }
 
 
-def job_of(store: Store, address: str, *, epoch: int) -> str | None:
-    """The name of the job that an epoch's attempt left behind, if it began one and did not end it."""
-    for number in sorted((n for n in store.names(f"{address}/attempts") if n.isdigit()), key=int, reverse=True):
-        key = f"{address}/attempts/{number}/attempt.json"
-        try:
-            record = from_json(AttemptRecord, store.read(key) or b"", where=key)
-        except CorruptRecordError:
-            continue
-        if record.epoch <= epoch:
-            return f"{address}/{number}" if record.epoch == epoch and record.state == "running" else None
-    return None
-
-
 def arguments_for(step: Step, *, committed: Callable[[Step], Input], value: Callable[[Step], Any]) -> dict[str, Any]:
     """The arguments of a body: upstream steps replaced by `Input` or by their value, as the annotation says."""
     roles = step.function.roles
@@ -244,6 +253,12 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
     """What a body that has ended left behind; hashes its output. Slow for large outputs, so not for the event loop,
     which waits for the answer: whatever goes wrong here is a failure of the attempt and never an exception."""
     try:
+        if status.failure is not None:
+            return Ended(failure=status.failure)
+        delivered = None
+        if status.uploaded or status.exit_code is None:  # it ended out of the launcher's sight
+            delivered = delivery.fetch(attempt.prefix, attempt.key, into=attempt.directory)
+            status = status if delivered is None else replace(status, exit_code=delivered.exit_code)
         try:
             data = json.loads((attempt.directory / "result.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -252,9 +267,12 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
             return Ended(failure=build(Failure, data["failure"]))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
-        files = _kept_files(attempt)
+        uploaded = delivered is not None and delivered.uploaded
+        files = delivered.files if delivered is not None and uploaded else _kept_files(attempt)
         changed = _changed_input(attempt.node.step)
-        return Ended(failure=changed) if changed else Ended(value=data["value"], files=files)
+        if changed is not None:
+            return Ended(failure=changed)
+        return Ended(value=data["value"], files=files, uploaded=uploaded)
     except Exception as e:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
 
@@ -340,7 +358,7 @@ def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
         PrefixError: the prefix cannot be written.
     """
     node, now = attempt.node, time.time()
-    if store.local is None:
+    if store.local is None and not ended.uploaded:
         store.upload(attempt.directory / "out", f"{attempt.key}/out")
     record = StepRecord(
         address=node.address,
@@ -366,7 +384,8 @@ def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
 
 
 def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None = None, settled: bool = True) -> None:
-    """Enters the end of an attempt in its record, keeps its log, and gives the lease back.
+    """Enters the end of an attempt in its record, keeps its log, and gives the lease back. An attempt that a later run
+    goes on with is that run's to close.
 
     Args:
         store: the prefix.
@@ -376,6 +395,8 @@ def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None
         settled: False if its commit may yet take effect: then the lease is left to run out, so that whoever comes next
             fences that commit off.
     """
+    if state != "succeeded" and _went_on(store, attempt):
+        return
     record = replace(attempt.record, state=state, ended_at=time.time(), failure=failure)
     try:
         if store.local is None and attempt.log.exists():
@@ -388,6 +409,15 @@ def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None
             leases.release(store, attempt.address, attempt.lease)
     if store.local is None:
         shutil.rmtree(attempt.directory, ignore_errors=True)
+
+
+def _went_on(store: Store, attempt: Attempt) -> bool:
+    """Whether another run has taken this very attempt over, with its body."""
+    try:
+        record = json.loads(store.read(f"{attempt.key}/attempt.json") or b"{}")
+        return record.get("run_id", attempt.record.run_id) != attempt.record.run_id
+    except (ValueError, AttributeError):
+        return False
 
 
 @contextlib.contextmanager

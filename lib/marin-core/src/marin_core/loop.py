@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from marin_core import attempts, faults, interrupts, leases, reasons, renewals
+from marin_core import attempts, faults, interrupts, leases, reasons, renewals, succession
 from marin_core.attempts import Attempt, Ended
 from marin_core.errors import (
     LeaseLostError,
@@ -270,24 +270,17 @@ class Loop:
             return
         waited_for = self.contested.pop(address, None)
         try:
-            if lease.overtaken is not None:
-                self._clear_away(address, lease.overtaken)
             decision, reason = self._decision_under_lease(node, waited_for)
             if decision == "run":
                 self._launch(node, lease, reason)
                 return
+            if lease.overtaken is not None:
+                succession.clear_away(self.store, address, launcher=self.launcher)
         except BaseException:
             leases.release(self.store, address, lease)
             raise
         leases.release(self.store, address, lease)
         self._act(node, decision, reason)
-
-    def _clear_away(self, address: str, overtaken: leases.Lease) -> None:
-        """Ends the job of a holder who was overtaken, wherever its launcher runs it: a process group on this host is
-        dead by now, but a remote job does not die with its driver."""
-        name = attempts.job_of(self.store, address, epoch=overtaken.epoch)
-        if name is not None:
-            self.launcher.cancel(name, grace=0)
 
     def _decision_under_lease(self, node: Node, waited_for: str | None) -> tuple[Decision, str]:
         """The decision that counts: nobody else can commit now. What another runner has just made is not made again."""
@@ -302,22 +295,25 @@ class Loop:
         return decision, reason
 
     def _launch(self, node: Node, lease: leases.Holding, reason: str) -> None:
-        attempt = attempts.begin(
+        going = succession.attempt_at(
             self.store,
             node,
             lease,
+            launcher=self.launcher,
+            notify=self._note_end,
             run_id=self.ledger.run_id,
             reason=reason,
             arguments=attempts.arguments_for(node.step, committed=self._input, value=self._value),
             inputs={a: self.outputs[a] or "" for a in node.upstream},
             fresh=node.address not in self.tries and reasons.matches(self.options.force + self.options.rebuild, node),
         )
+        attempt = going.attempt
         self.running[attempt.name] = attempt
         self.tries[node.address] = self.tries.get(node.address, 0) + 1
         environment = self.slots.take(node.address)
         self.ledger.set(
             node.address,
-            reason=reason,
+            reason=going.reason,
             outcome="running",
             attempt=attempt.record.attempt,
             started_at=attempt.record.started_at,
@@ -325,6 +321,9 @@ class Loop:
             log=attempt.record.log,
             failure=None,
         )
+        if going.adopted:
+            self._note_end(attempt.name, going.ended)  # once more: an end before this line found no attempt
+            return
         if (edited := attempts.changed_source(node)) is not None:
             self.events.put("examined", attempt.name, Ended(failure=edited))
             return
@@ -332,7 +331,7 @@ class Loop:
             self.events.later(limit, "late", attempt.name)
         job = replace(attempt.job, environment=environment)
         self.interrupts.raising = self.blocking
-        self.launcher.launch(job, notify=lambda name: self.events.put("ended", name))
+        self.launcher.launch(job, notify=self._note_end)
         self.interrupts.raising = False
         faults.reached("body-launched")
         status = self.launcher.poll(attempt.name)
@@ -359,8 +358,8 @@ class Loop:
 
     # Ending
 
-    def _ended(self, name: str, _: Any) -> None:
-        attempt, status = self.running[name], self.launcher.poll(name)
+    def _ended(self, name: str, known: JobStatus | None) -> None:
+        attempt, status = self.running[name], known or self.launcher.poll(name)
         if status is None or status.running or attempt.address in self.examining:
             return
         faults.reached("body-ended")
@@ -472,6 +471,9 @@ class Loop:
 
     def _held(self) -> list[tuple[str, leases.Holding]]:
         return [(attempt.address, attempt.lease) for attempt in list(self.running.values())]
+
+    def _note_end(self, name: str, status: JobStatus | None = None) -> None:
+        self.events.put("ended", name, status)
 
     def _note_loss(self, address: str, error: LeaseLostError) -> None:
         """Kills the body's processes on this host at once, whatever the loop is busy with, and has it end the rest."""

@@ -113,6 +113,8 @@ class AttemptRecord:
     pid: int
     log: str
     """The captured stdout and stderr of the body, relative to the prefix."""
+    launcher: str = ""
+    """The kind of launcher that was given the body, for a later run that finds it unfinished."""
     failure: Failure | None = None
     schema: int = SCHEMA
 

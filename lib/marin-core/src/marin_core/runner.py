@@ -118,8 +118,8 @@ class StepRunner:
 
     Args:
         prefix: local path or fsspec URL; default ``MARIN_PREFIX`` or ``./.marin``.
-        launcher: ``inline``, ``process``, ``module:factory`` or a `Launcher`. One that is given as an object stays
-            open after a run; what was made here for a name is closed.
+        launcher: ``inline``, ``process``, ``ray``, ``module:factory`` or a `Launcher`. One that is given as an object
+            stays open after a run; what was made here for a name is closed.
         max_workers: cores to fill; a step takes ``resources.cpus`` of them, at most all.
         slots: accelerators by kind, as ``{"gpu": 2}``, in place of those of this machine that can be detected.
         keep_going: after a failure, still run what does not depend on it.

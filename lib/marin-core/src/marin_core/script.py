@@ -57,7 +57,7 @@ class Flags:
     on_code_change: OnCodeChange | None = None
     """Overrides what steps do when their code changed."""
     launcher: str = "process"
-    """inline, process or module:factory."""
+    """inline, process, ray or module:factory."""
     max_workers: int = dataclasses.field(default_factory=lambda: max(2, _cores()))
     """Cores to fill with steps; default all, and at least 2, so that what is independent runs side by side."""
     slots: tuple[str, ...] = ()

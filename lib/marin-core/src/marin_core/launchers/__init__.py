@@ -6,6 +6,7 @@ running.
 
 - `InlineLauncher`   in this process: for debugging, and for graphs of very cheap steps.
 - `ProcessLauncher`  Pythons of their own, each a process group, which die with the driver.
+- `RayLauncher`      an actor of a Ray cluster a step, which outlives the driver and is adopted by the next.
 
 Three attributes and a method say more of a launcher that has them:
 
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from marin_core.errors import UsageError
+from marin_core.records import Failure
 from marin_core.steps import Resources
 
 
@@ -45,11 +47,17 @@ class Job:
     """The driver's script, if the body needs it loaded."""
     shareable: bool = False
     """Whether the body may follow another one of its run in the same process."""
+    prefix: str = ""
+    """Path or URL of the store that the attempt belongs to, and below it the attempt's own directory: for a launcher
+    that runs the body where the paths above may not exist."""
+    key: str = ""
+    python: str = sys.executable
+    """The driver's interpreter."""
 
     @property
     def command(self) -> tuple[str, ...]:
         """The command line that runs the body with this Python."""
-        return (sys.executable, "-P", str(Path(__file__).with_name("worker.py")), self.request)
+        return (self.python, "-P", str(Path(__file__).with_name("worker.py")), self.request)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +68,10 @@ class JobStatus:
     exit_code: int | None = None
     pid: int | None = None
     """Process group on this host, where there is one."""
+    failure: Failure | None = None
+    """Why the launcher could not run the body, or not bring home what it left."""
+    uploaded: bool = False
+    """The body ran elsewhere, and log, result and output were uploaded to the prefix from there."""
 
 
 @runtime_checkable
@@ -85,10 +97,10 @@ class Launcher(Protocol):
 
 
 def make_launcher(spec: "str | Launcher") -> "Launcher":
-    """A launcher from ``inline``, ``process`` or ``module:factory``; what has a launcher's methods is passed through.
+    """A launcher from ``inline``, ``process``, ``ray`` or ``module:factory``; what has its methods is passed through.
 
     Raises:
-        UsageError: there is no such launcher.
+        UsageError: there is no such launcher, or its extra is not installed.
     """
     if not isinstance(spec, str):
         return _checked(spec, "launcher")
@@ -100,14 +112,23 @@ def make_launcher(spec: "str | Launcher") -> "Launcher":
         from marin_core.launchers.process import ProcessLauncher
 
         return ProcessLauncher()
+    if spec == "ray":
+        from marin_core.launchers.ray import RayLauncher
+
+        return RayLauncher()
     module, _, factory = spec.partition(":")
     if not factory:
-        raise UsageError(f"--launcher {spec}: give inline, process or module:factory")
+        raise UsageError(f"--launcher {spec}: give inline, process, ray or module:factory")
     try:
         made = getattr(importlib.import_module(module), factory)()
     except (ImportError, AttributeError, TypeError, ValueError) as e:
         raise UsageError(f"--launcher {spec}: {e}") from e
     return _checked(made, f"--launcher {spec}")
+
+
+def kind_of(launcher: Launcher) -> str:
+    """What an attempt's record calls the launcher that has its job."""
+    return getattr(launcher, "kind", type(launcher).__name__)
 
 
 def _checked(made: Any, what: str) -> Launcher:
