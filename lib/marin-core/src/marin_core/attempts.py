@@ -29,7 +29,7 @@ from typing import Any
 
 from marin_core import faults, leases
 from marin_core.code import Reach
-from marin_core.errors import ConflictError, CorruptRecordError, UsageError
+from marin_core.errors import ConflictError, UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
@@ -42,7 +42,6 @@ from marin_core.records import (
     FileEntry,
     StepRecord,
     build,
-    from_json,
     to_json,
 )
 from marin_core.steps import Step, find_steps, replace_steps
