@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marin_core.encoding import digest, encode
 from marin_core.errors import EncodingError
-from marin_core.identity import digest, encode
 
 
 @dataclasses.dataclass(frozen=True)

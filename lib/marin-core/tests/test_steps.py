@@ -63,7 +63,7 @@ def test_roles_follow_string_annotations() -> None:
         (lambda: join(), "step join: missing a required argument: 'first'"),
         (lambda: join("data/", []), r"first='data/' is a path.*adopt\(path\)"),
         (lambda: make(name="../up"), "name='../up'"),
-        (lambda: make(name="runs/x"), "not 'runs'"),
+        (lambda: make(name="runs/x"), "'runs' is a name of the store's own"),
         (lambda: make(version="a/b"), "version='a/b'"),
         (lambda: step(lambda out: 1), "at module level"),
         (lambda: sweep(make, over={"size": [1]}, size=2), "both swept over and fixed"),

@@ -208,7 +208,7 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
 def changed_source(node: Node) -> Failure | None:
     """The failure of an attempt whose body would not run the code that its digest names."""
     edited = node.code.changed_files()
-    if not edited or Reach().code_of(node.step.function.function).digest == node.code.digest:
+    if not edited or Reach().code_of(*node.code.roots).digest == node.code.digest:
         return None
     message = f"{edited[0]} was edited after the plan was made; run the command again"
     return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
