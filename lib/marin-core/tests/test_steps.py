@@ -67,6 +67,11 @@ def test_roles_follow_string_annotations() -> None:
         (lambda: make(version="a/b"), "version='a/b'"),
         (lambda: step(lambda out: 1), "at module level"),
         (lambda: sweep(make, over={"size": [1]}, size=2), "both swept over and fixed"),
+        (lambda: sweep(make, over={"size": 1}), "sweep of make: 'size' is 1, one value; give a list of values"),
+        (lambda: sweep(make, over={"size": {1, 2}}), "'size' is a set, which has no order; give a list"),
+        (lambda: sweep(make, over={"sise": [1]}), "no parameter named 'sise'"),
+        (lambda: sweep(len, over={}), "no step function; decorate it with @step"),  # type: ignore[arg-type]
+        (lambda: step(ignore="size")(make.function), r"ignore='size' must be a tuple, \('size',\)"),
         (lambda: adopt("/nowhere/at/all"), "no such file or directory"),
         (lambda: lower([]), "no step to run"),
         (
@@ -97,3 +102,11 @@ def test_upstream_steps_are_found_at_any_depth() -> None:
 def test_a_sweep_is_in_the_order_of_its_product() -> None:
     grid = sweep(join, over={"count": [1, 2], "table": "ab"}, first=make(), others=[])
     assert [(h.arguments["count"], h.arguments["table"]) for h in grid] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+
+
+def test_a_sweep_over_steps_and_over_nothing() -> None:
+    sources = [make(size=1), make(size=2)]
+    grid = sweep(join, over={"first": iter(sources), "count": (1, 2)}, others=[], version=None)
+    assert [h.arguments["first"] for h in grid] == [sources[0]] * 2 + [sources[1]] * 2
+    assert sweep(make, over={"size": []}) == []
+    assert [h.arguments["size"] for h in sweep(make, over={})] == [1]

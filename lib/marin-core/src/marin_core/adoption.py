@@ -141,7 +141,8 @@ def _names(root: Path) -> list[str]:
     """
     if root.is_file():
         return [root.name]
-    found, directories = [], [("", (os.path.realpath(root),))]
+    found: list[str] = []
+    directories: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(root),))]
     while directories:
         relative, around = directories.pop()
         with os.scandir(f"{root}/{relative}") as entries:

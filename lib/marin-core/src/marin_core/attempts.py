@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import leases
-from marin_core.code import Reach
+from marin_core.code import Reach, loaded_otherwise
 from marin_core.errors import UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
@@ -205,8 +205,16 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
 
 
-def changed_source(node: Node) -> Failure | None:
-    """The failure of an attempt whose body would not run the code that its digest names."""
+def changed_source(node: Node, *, in_process: bool) -> Failure | None:
+    """The failure of an attempt whose body would not run the code that its digest names.
+
+    Args:
+        node: the step.
+        in_process: the body runs in this process, with the modules that it has loaded.
+    """
+    if in_process and (path := loaded_otherwise(node.code)) is not None:
+        message = f"{path} was edited after this process loaded it; start it again, or use the process launcher"
+        return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
     edited = node.code.changed_files()
     if not edited or Reach().code_of(*node.code.roots).digest == node.code.digest:
         return None

@@ -12,6 +12,7 @@ time does not count. Following names, rather than hashing files, is what redun a
 whole-file triggers rebuild on a comment, and single-function triggers miss a helper.
 """
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -45,12 +46,34 @@ class Code:
     units: dict[str, str]
     kinds: dict[str, Kind]
     files: dict[Path, tuple[int, int]]
-    roots: tuple[Callable[..., Any] | type, ...] = ()
+    roots: tuple[Any, ...] = ()
     """The function, and the classes of what it is given."""
 
     def changed_files(self) -> list[Path]:
         """Files edited since the digest was taken: what would run now is no longer what was digested."""
         return [path for path, seen in self.files.items() if not path.exists() or _stamp(path) != seen]
+
+
+_loaded: dict[Path, tuple[int, int]] = {}
+"""Files of this process's modules, and their stamps when they were loaded, or first looked at after that."""
+
+
+def note_loaded(function: Callable[..., Any]) -> None:
+    """Remembers the state of a function's file at the time when the function is made of it."""
+    path = Path(os.path.abspath(function.__code__.co_filename)) if hasattr(function, "__code__") else None  # noqa: PTH100
+    with contextlib.suppress(OSError):
+        if path is not None:
+            _loaded[path] = _stamp(path)
+
+
+def loaded_otherwise(code: Code) -> Path | None:
+    """The first file of some code that this process has loaded and that has been edited since, or None. A body that
+    runs in this very process would run the old text."""
+    edited = [path for path, stamp in code.files.items() if _loaded.get(path, stamp) != stamp]
+    if not edited:
+        return None
+    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return next((path for path in edited if str(path) in loaded), None)
 
 
 _NO_UNITS: dict[str, Any] = {"units": {}, "kinds": {}, "files": {}}
@@ -146,9 +169,9 @@ class Reach:
             loads = self._summary(path).units[name].loads
             for module in (path, *(m for i in loads for m in sources.loaded_modules(i, path))):
                 queue.extend(self._load(module, loaded))
-        units = sorted((f"{sources.module_name(p)}:{n}", self._summary(p).units[n]) for p, n in reached)
+        named = [(f"{sources.module_name(p)}:{n}", self._summary(p).units[n]) for p, n in reached]
         digests, kinds = {}, {}
-        for name, unit in units:
+        for name, unit in sorted(named, key=lambda n: (n[0], n[1].digest)):
             # Two files without a project around them may come out as one module; neither may hide the other.
             known = digests.get(name)
             digests[name] = unit.digest if known is None else _sha(f"{known} {unit.digest}")
@@ -192,6 +215,7 @@ class Reach:
     def _summary(self, path: Path) -> Summary:
         if path not in self._summaries:
             self._stamps[path] = _stamp(path)  # first, so that an edit while it is read is seen by `changed_files`
+            _loaded.setdefault(path, self._stamps[path])
             self._summaries[path] = summarise(path)
         return self._summaries[path]
 

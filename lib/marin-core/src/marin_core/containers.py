@@ -19,6 +19,8 @@ MOST_LEVELS = 64
 ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 """Types of the frequent leaves, so that a list of a million numbers is passed over quickly."""
 
+_CONTAINERS = frozenset({list, tuple, dict, OrderedDict, defaultdict, functools.partial})
+
 
 def members(value: Any) -> Sequence[Any]:
     """What a container holds, in its order; nothing for a leaf. Keys of mappings are no members."""
@@ -38,7 +40,7 @@ def with_members(value: Any, new: Sequence[Any]) -> Any:
     kind = type(value)
     if isinstance(value, Mapping):
         pairs = zip(value, new, strict=True)
-        if kind is defaultdict:
+        if isinstance(value, defaultdict):
             return defaultdict(value.default_factory, pairs)
         return OrderedDict(pairs) if kind is OrderedDict else dict(pairs)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -80,9 +82,9 @@ def _copied(value: Any, leaf: type, where: str, around: dict[int, None], done: d
         return value
     if type(value) is set or _is_array(value):
         return value.copy()
-    inner = members(value)
-    if not inner and not isinstance(value, list | dict):
+    if not _is_copied(value):
         return value
+    inner = members(value)
     key = id(value)
     if key in done:
         return done[key]
@@ -95,6 +97,13 @@ def _copied(value: Any, leaf: type, where: str, around: dict[int, None], done: d
     del around[key]
     done[key] = made = _in_order(made) if type(made) is dict else made
     return made
+
+
+def _is_copied(value: Any) -> bool:
+    """True for what has an identity and can change. A subclass of a container has none: what it adds is not known."""
+    if type(value) in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields")):
+        return True
+    return is_record(value) and not isinstance(value, Mapping | list | tuple)
 
 
 def _in_order(mapping: dict[Any, Any]) -> dict[Any, Any]:

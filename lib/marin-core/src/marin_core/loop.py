@@ -276,7 +276,7 @@ class Loop:
             digests=attempt.record.digests,
             log=attempt.record.log,
         )
-        if (edited := attempts.changed_source(node)) is not None:
+        if (edited := attempts.changed_source(node, in_process=self.blocking)) is not None:
             self.events.put(("examined", attempt.job.name, Ended(failure=edited)))
             return
         self.launcher.launch(attempt.job, notify=lambda name: self.events.put(("ended", name, None)))

@@ -141,20 +141,22 @@ def _of_union(args: tuple[Any, ...], data: Any, where: str, known: Mapping[Any, 
 
 
 def _fits(kind: Any, data: Any) -> bool:
-    origin = typing.get_origin(kind) or kind
-    if not isinstance(origin, type):
-        return False
+    origin: Any = typing.get_origin(kind) or kind
     if dataclasses.is_dataclass(origin):
         return isinstance(data, dict) and {f.name for f in dataclasses.fields(origin)} == set(data)
-    if issubclass(origin, enum.Enum):
+    if _inherits(origin, enum.Enum):
         return any(_plain(member.value) == data for member in origin)
-    if issubclass(origin, list | tuple):
+    if _inherits(origin, list | tuple):
         return isinstance(data, list)
-    if issubclass(origin, PurePath):
+    if _inherits(origin, PurePath):
         return isinstance(data, str)
-    if issubclass(origin, Mapping):
+    if _inherits(origin, Mapping):
         return isinstance(data, dict)
     return origin is float and isinstance(data, str) and data in _NOT_FINITE
+
+
+def _inherits(kind: Any, base: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
 
 
 def _plain(value: Any) -> Any:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from marin_core.code import note_loaded
 from marin_core.containers import ATOMS, members, snapshot, with_members
 from marin_core.errors import UsageError
 from marin_core.handles import Input, Out, Work
@@ -106,6 +107,7 @@ class StepFunction:
                 f"@step on {function.__module__}.{function.__qualname__}: a step must be a function at module level, "
                 "so that another process can import it"
             )
+        note_loaded(function)
         self.function = function
         self.version = version
         self.resources = resources
