@@ -240,3 +240,32 @@ def test_a_file_that_is_not_utf8_is_named(flow: ModuleType) -> None:
     path.write_bytes(path.read_bytes() + b"\nNAME = '\xe9'\n")
     with pytest.raises(EncodingError, match=rf"{path.name}.*the code that a step reaches must be valid"):
         lower(chain(flow))
+
+
+def test_a_changed_module_statement_is_named(module: Callable[[str], ModuleType], prefix: str) -> None:
+    source = """
+        from marin_core import step
+        LIMITS = []
+        def limit(n): LIMITS[:] = [n]
+        limit(3)
+        @step
+        def work() -> int:
+            return LIMITS[0]
+    """
+    flow = module(source)
+    run(flow.work(), prefix=prefix)
+    edit(flow, "limit(3)", "limit(4)")
+    again = run(flow.work(), prefix=prefix)
+    assert again.value("work") == 4
+    assert again.record.nodes[0].reason == f"code changed: statement {flow.__name__}:limit()"
+
+
+def test_modules_that_import_each_other_are_followed(
+    module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ring_a.py").write_text("import ring_b\ndef f(): return ring_b.g()\ndef h(): return 1\n")
+    (tmp_path / "ring_b.py").write_text("import ring_a\ndef g(): return ring_a.h()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    flow = module("import ring_a\nfrom marin_core import step\n@step\ndef work(): return ring_a.f()\n")
+    units = set(lower(flow.work()).nodes[lower(flow.work()).targets[0]].code.units)
+    assert {"ring_a:f", "ring_b:g", "ring_a:h"} <= units

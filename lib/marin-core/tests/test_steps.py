@@ -99,6 +99,21 @@ def test_upstream_steps_are_found_at_any_depth() -> None:
     assert list(find_steps(value)) == steps
 
 
+@dataclass(frozen=True)
+class Sources:
+    text: Input
+    more: list[Input] | None = None
+
+
+@step
+def merge(sources: Sources, nested: Nested) -> int:
+    raise AssertionError("a handle never runs the body")
+
+
+def test_a_dataclass_mentions_what_its_fields_do() -> None:
+    assert merge.roles == {"sources": "input", "nested": "value"}
+
+
 def test_a_sweep_is_in_the_order_of_its_product() -> None:
     grid = sweep(join, over={"count": [1, 2], "table": "ab"}, first=make(), others=[])
     assert [(h.arguments["count"], h.arguments["table"]) for h in grid] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]

@@ -1,15 +1,27 @@
 """The code digest: what the source of a function amounts to, together with all the workspace code it reaches.
 
-From a step's function the reach follows every name its body reads: through imports (also inside bodies), attributes
-of imported workspace modules, and the names that a package's ``__init__`` declares for lazy export under ``if
-TYPE_CHECKING:``. A string that spells a workspace module (``"pkg.models.x"``, or ``f"pkg.models.{name}"``, then every
-module there) is taken for a dynamic import. What is reached are units, that is module-level functions, classes and
-constants, each with a digest over its syntax tree. The reach is conservative: a module that is passed about as an
-object counts whole, and an object's methods count with its class.
+From a step's function, and from the classes of the objects that it is given, the reach follows every name that is read:
+through imports (also inside bodies, by text, and by the file of a script), attributes of imported workspace modules,
+star imports, and the lazy exports of a package. What is reached are units: module-level functions, classes and
+constants, each with a digest over its syntax tree (`syntax`), and for a name from outside the workspace where it is
+imported from. Loading a module runs it, so what acts on others then belongs to every step that loads it: calls at
+module level, changes to another module's objects, functions that a workspace decorator may register, classes that
+their base class may. The reach is conservative: a module that is passed about as an object, or searched with
+``globals()``, counts whole, and an object's methods count with its class.
 
-Static on purpose: nothing is imported and nothing runs, so a plan is cheap, and what a name was monkeypatched to at run
-time does not count. Following names, rather than hashing files, is what redun and Snakemake do, taken further down:
-whole-file triggers rebuild on a comment, and single-function triggers miss a helper.
+Static on purpose: nothing is imported and nothing runs, so a plan is cheap. Following names, rather than hashing files,
+is what redun and Snakemake do, taken further down: whole-file triggers rebuild on a comment, and single-function
+triggers miss a helper. What no reading of source can see, it does not see:
+
+- names that are put together at run time (``import_module(a + b)``, ``getattr(obj, name)`` of an object whose class is
+  reached in no other way), classes that come out of a pickle, and the list that ``__subclasses__()`` gives;
+- monkeypatches and globals that ``build``, a test or a notebook sets in the driver's process alone;
+- a module's constant that is changed through another name for it (``alias = CONFIG; alias["x"] = 1``);
+- what is no Python source: files beside a module, environment variables, extension modules, modules in a zip archive,
+  programs that a body starts, other than scripts of the workspace. `adopt` files that matter; pass variables as
+  arguments.
+
+Installed packages, Python itself and marin_core are environment, not code.
 """
 
 import contextlib

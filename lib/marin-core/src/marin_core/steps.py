@@ -5,7 +5,8 @@ defaults, and returns a `Step`, which other calls take as an argument, anywhere 
 dataclasses. What the body will receive follows from the annotation of the parameter:
 
 - ``Out``, ``Work``            injected by the runner, never passed by a caller;
-- mentions ``Input``           each upstream step arrives as its committed directory;
+- mentions ``Input``           each upstream step arrives as its committed directory (a dataclass mentions what the
+                              annotations of its fields do);
 - anything else                each upstream step arrives as its recorded value.
 
 Invariant: a handle never changes after the call that made it; containers among its arguments are copied
@@ -13,6 +14,7 @@ Invariant: a handle never changes after the call that made it; containers among 
 """
 
 import contextlib
+import dataclasses
 import inspect
 import re
 import typing
@@ -304,6 +306,7 @@ def _role(hint: Any) -> Role:
     if isinstance(hint, str):
         names = set(re.findall(r"\w+", hint))
         return "out" if "Out" in names else "work" if "Work" in names else "input" if "Input" in names else "value"
-    if hint is Input or any(_role(a) == "input" for a in typing.get_args(hint)):
-        return "input"
-    return "value"
+    inner = typing.get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        inner = tuple(f.type for f in dataclasses.fields(hint))
+    return "input" if hint is Input or any(_role(part) == "input" for part in inner) else "value"
