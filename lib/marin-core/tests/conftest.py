@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from marin_core.code import Code, Reach
+
 _numbers = itertools.count()
 
 # No test here is judged by its speed: machines are shared, and timings live in bench/.
@@ -57,3 +59,27 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, cwd=cwd, env=os.environ | extra, capture_output=True, text=True, check=False)
 
     return run
+
+
+@pytest.fixture
+def code_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Code]:
+    """Writes a package (file name -> source), imports its ``main`` module, digests ``work``, and forgets it again."""
+
+    def digest(**files: str) -> Code:
+        root = tmp_path / f"root{next(_numbers)}"
+        (root / "pkg").mkdir(parents=True)
+        (root / "pyproject.toml").write_text("")
+        monkeypatch.syspath_prepend(root)
+        for name in [m for m in sys.modules if m == "pkg" or m.startswith("pkg.")]:
+            monkeypatch.delitem(sys.modules, name)
+        from marin_core import sources
+
+        for cached in (sources.locate, sources._top_level, sources._descend):
+            cached.cache_clear()
+        for name, source in {"__init__": "", **files}.items():
+            (root / "pkg" / f"{name}.py").write_text(textwrap.dedent(source))
+        importlib.invalidate_caches()
+        main = importlib.import_module("pkg.main")
+        return Reach().code_of(main.work.function)
+
+    return digest

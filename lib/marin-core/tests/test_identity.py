@@ -1,9 +1,7 @@
-"""Encoding: what differs to a program differs here, and nothing else does."""
+"""Recipes: what enters a step's identity, from wherever and however it is asked for."""
 
-import dataclasses
-import enum
-import functools
-import math
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,142 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_core.errors import EncodingError
-from marin_core.identity import digest, encode
+from marin_core import EncodingError, Resources, Step, UsageError, lower, step
+from marin_core.graph import Node
 
 
-@dataclasses.dataclass(frozen=True)
-class Point:
-    x: Any
-    y: Any = 0
+@step
+def node(x: Any = None, *, n: int = 0, log_every: int = 1) -> int:
+    return n
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    x: Any
-    y: Any = 0
+def only(handle: Step) -> Node:
+    graph = lower(handle)
+    return graph.nodes[graph.targets[0]]
 
 
-class Colour(enum.Enum):
-    RED = 1
-    CRIMSON = 2
-
-
-class Level(enum.IntEnum):
-    ONE = 1
-
-
-def double(x: int) -> int:
-    return 2 * x
-
-
-scalars = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 3),
-    st.sampled_from([0.0, -0.0, 1.0, 2.0, math.inf, -math.inf, math.nan, 1e-300]),
-    st.sampled_from(["", "0", "1", "None", "True", "a"]),
-    st.sampled_from([b"", b"0", b"a"]),
-    st.sampled_from([Path("a"), Path("1"), Colour.RED, Level.ONE]),
-)
-hashable = st.one_of(st.booleans(), st.integers(-3, 3), st.sampled_from(["0", "1", "a"]))
-values = st.recursive(
-    scalars,
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.lists(inner, max_size=3).map(tuple),
-        st.frozensets(hashable, max_size=3),
-        st.dictionaries(hashable, inner, max_size=3),
-        st.builds(Point, inner, inner),
-        st.builds(Pair, inner, inner),
-    ),
-    max_leaves=6,
-)
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equality that also compares types, all the way down; the oracle for the encoding."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, float):
-        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1, a) == math.copysign(1, b))
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, frozenset):
-        return {(type(x), x) for x in a} == {(type(x), x) for x in b}
-    if isinstance(a, dict):
-        typed_a, typed_b = ({(type(k), k): v for k, v in d.items()} for d in (a, b))
-        return typed_a.keys() == typed_b.keys() and all(same(v, typed_b[k]) for k, v in typed_a.items())
-    if dataclasses.is_dataclass(a):
-        return same(a.x, b.x) and same(a.y, b.y)
-    return a == b
-
-
-@given(values, values)
-def test_encodings_are_equal_exactly_when_values_are(a: Any, b: Any) -> None:
-    assert (digest(encode(a, where="a")) == digest(encode(b, where="b"))) == same(a, b)
-
-
-@given(st.floats())
-def test_floats_round_trip(x: float) -> None:
-    tag, text = encode(x, where="x")
-    back = float.fromhex(text) if "x" in text else float(text)
-    assert tag == "float"
-    assert same(back, x)
-
-
-@given(st.dictionaries(hashable, st.integers()))
-def test_order_of_a_mapping_does_not_matter(mapping: dict[Any, int]) -> None:
-    backwards = dict(reversed(mapping.items()))
-    assert encode(mapping, where="m") == encode(backwards, where="m")
-
-
-def test_texts_that_are_no_utf8_have_digests_of_their_own() -> None:
-    alike = ["\udce9", "\\udce9", "\udcea", "é"]
-    assert len({digest(encode(v, where="v")) for v in alike}) == len(alike)
-
-
-def test_types_with_equal_content_differ() -> None:
-    alike = [
-        1,
-        1.0,
-        True,
-        "1",
-        b"1",
-        Path("1"),
-        [1],
-        (1,),
-        {1},
-        {1: 1},
-        {"1": 1},
-        Point(1),
-        Pair(1),
-        Level.ONE,
-        range(1),
-    ]
-    assert len({digest(encode(v, where="v")) for v in alike}) == len(alike)
-
-
-def test_partials_and_builtins_have_an_encoding() -> None:
-    tag, function, args, _ = encode(functools.partial(double, 3), where="f")
-    assert tag == "partial"
-    assert function[0] == "function"
-    assert function[1].endswith("test_identity:double")
-    assert args == ["tuple", [["int", "3"]]]
-    assert encode(len, where="f") == ["builtin", "builtins:len"]
-
-
-@pytest.mark.parametrize("value", [lambda x: x, object(), iter([]), (i for i in ())])
-def test_values_without_identity_are_refused_with_their_path(value: Any) -> None:
-    with pytest.raises(EncodingError, match=r"train\(config\.x\['deep'\]\[1\]\)"):
-        encode(Point({"deep": [0, value]}), where="train(config")
-
-
-def test_a_closure_is_refused() -> None:
-    def inner() -> None: ...
-
-    with pytest.raises(EncodingError, match="made inside another"):
-        encode(inner, where="f")
+def address(handle: Step) -> str:
+    return only(handle).address
 
 
 SCRIPT = """
@@ -188,3 +66,144 @@ def test_digests_do_not_depend_on_hash_seed_directory_or_being_the_script(tmp_pa
     }
     assert len(outputs) == 1
     assert outputs.pop().count("\n") == 2
+
+
+def test_digests_do_not_depend_on_where_the_checkout_lies_or_how_it_is_started(tmp_path: Path, python: Any) -> None:
+    def checkout(directory: Path) -> Path:
+        (directory / "experiments").mkdir(parents=True)
+        (directory / "pyproject.toml").write_text("")
+        build = "def build():\n    return second(first(config=Config(frozenset('ab'), {})), names={'p'})\n"
+        script = SCRIPT.replace("def show", f"{build}def show")
+        (directory / "experiments" / "job.py").write_text(script)
+        return directory
+
+    here, there = checkout(tmp_path / "here"), checkout(tmp_path / "deep" / "src" / "there")
+    linked = tmp_path / "linked"
+    linked.symlink_to(here)
+    places = (here, there, linked)
+    shown = {python("-m", "experiments.job", cwd=place).stdout for place in places}
+    shown |= {python("experiments/job.py", cwd=place).stdout for place in places}
+    assert [text.count("\n") for text in shown] == [2]
+    plan = "import sys; from marin_core.cli import main; sys.exit(main(['plan', sys.argv[1]]))"
+    plans = {python("-c", plan, place / "experiments" / "job.py").stdout for place in places}
+    assert [text.count("would run") for text in plans] == [1]
+
+
+VALUES = """
+from test_encoding import Colour, Point, double, of
+print(of({"a": {"x", "y", "z"}, "b": frozenset("abc"), "c": {1: Point({"q", "r"}), "1": Colour.RED}, "d": double}))
+"""
+
+
+def test_the_encoding_is_the_same_under_any_hash_seed(python: Any) -> None:
+    done = [python("-c", VALUES, cwd=Path(__file__).parent, PYTHONHASHSEED=seed) for seed in ("0", "1", "2")]
+    assert len({d.stdout for d in done}) == 1
+    assert len(done[0].stdout) == 65, done[0].stderr
+
+
+def test_resources_retries_names_and_ignored_arguments_enter_no_recipe() -> None:
+    handles = node(n=1), node(n=1, log_every=9), node(n=1, resources=Resources(cpus=8), retries=3, name="other")
+    assert len({only(h).recipe_digest for h in handles}) == 1
+
+
+def test_a_version_stands_for_its_step_below_it() -> None:
+    assert address(node(node(n=1, version="v1"))) == address(node(node(n=2, version="v1")))
+    assert address(node(node(n=1, version="v1"))) != address(node(node(n=1, version="v2")))
+    assert address(node(node(n=1, version="v1", name="a"))) != address(node(node(n=1, version="v1", name="b")))
+    assert address(node(node(n=1))) != address(node(node(n=2)))
+    assert len({only(node(node(n=n), version="v1")).recipe_digest for n in (1, 2)}) == 2
+
+
+def test_a_step_function_that_another_process_would_not_find_is_refused(module: Callable[[str], Any]) -> None:
+    flow = module(
+        """
+        from marin_core import step
+        @step
+        def twice(): return 1
+        first = twice()
+        @step
+        def twice(): return 2
+        second = twice()
+        def wrap(f): return lambda: f()
+        @wrap
+        @step
+        def wrapped(): return 1
+        """
+    )
+    lower(flow.second)
+    for handle in (flow.first, flow.wrapped()):
+        with pytest.raises(UsageError, match="no longer is the function that this step was made of"):
+            lower(handle)
+
+
+def test_two_files_that_come_out_as_one_module_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Callable[[str], Any]
+) -> None:
+    for name, value in (("one", 1), ("two", 2)):
+        (tmp_path / name).mkdir()
+        source = f"from marin_core import step\ndef f(): return {value}\n@step\ndef work(): return f()\n"
+        (tmp_path / name / "same.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    flow = module(
+        """
+        import one.same, two.same
+        from marin_core import step
+        @step
+        def both(): return one.same.f() + two.same.f()
+        """
+    )
+    with pytest.raises(EncodingError, match=r"one/same.py and .*two/same.py are both the module 'same'; put a pypro"):
+        lower(flow.one.same.work(), flow.two.same.work())
+    digests = {only(flow.both()).code.digest}
+    for name in ("one", "two"):
+        path = tmp_path / name / "same.py"
+        path.write_text(path.read_text().replace("return ", "return 7 + "))
+        digests.add(only(flow.both()).code.digest)
+    assert len(digests) == 3
+
+
+def test_code_without_a_file_is_told(python: Any, tmp_path: Path) -> None:
+    flow = "from marin_core import lower, step\n@step\ndef f(x=None): return 1\n"
+    done = python("-c", f"{flow}lower(f())")
+    assert "EncodingError: __main__.f has no source file; define it in a module or script" in done.stderr
+    (tmp_path / "flow.py").write_text(flow)
+    tried = "for x in (g, C):\n  try: lower(f(x))\n  except Exception as e: print(e)"
+    done = python("-c", f"from flow import *\ndef g(): pass\nclass C: pass\n{tried}")
+    assert done.stdout.count("which has no source file; define it in a module") == 2
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "flow.py").rename(tmp_path / "inside" / "zipped.py")
+    shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "inside")
+    done = python("-c", "import sys; sys.path.insert(0, 'archive.zip')\nfrom zipped import *\nlower(f())")
+    assert "EncodingError: zipped.f has no source file" in done.stderr
+
+
+def test_a_script_that_changes_its_directory_is_still_found(python: Any, tmp_path: Path) -> None:
+    source = "import os\nfrom marin_core import lower, step\n@step\ndef f(): return 1\nos.chdir('/')\nlower(f())\n"
+    (tmp_path / "job.py").write_text(source)
+    done = python("job.py")
+    assert done.returncode == 0, done.stderr
+
+
+def test_relative_imports_of_a_linked_file_are_followed(
+    module: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "from .helpers import f\nfrom marin_core import step\n@step\ndef work(): return f()\n"
+    for file, text in {
+        "shared/real.py": source,
+        "linked/__init__.py": "",
+        "linked/helpers.py": "def f(): pass",
+    }.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    (tmp_path / "linked" / "link.py").symlink_to(tmp_path / "shared" / "real.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    flow = module("import linked.link")
+    assert "linked.helpers:f" in only(flow.linked.link.work()).code.units
+
+
+@given(st.permutations(["a", "b", "c", "d"]))
+def test_the_order_of_a_dict_reaches_neither_identity_nor_body(keys: list[str]) -> None:
+    handle = node({k: dict.fromkeys(reversed(keys), 0) for k in keys})
+    assert list(handle.arguments["x"]) == list(handle.arguments["x"]["a"]) == sorted(keys)
+    steps = node({k: node(n=ord(k)) for k in keys})
+    assert list(only(steps).upstream) == [address(node(n=ord(k))) for k in sorted(keys)]

@@ -63,10 +63,15 @@ def test_roles_follow_string_annotations() -> None:
         (lambda: join(), "step join: missing a required argument: 'first'"),
         (lambda: join("data/", []), r"first='data/' is a path.*adopt\(path\)"),
         (lambda: make(name="../up"), "name='../up'"),
-        (lambda: make(name="runs/x"), "not 'runs'"),
+        (lambda: make(name="runs/x"), "'runs' is a name of the store's own"),
         (lambda: make(version="a/b"), "version='a/b'"),
         (lambda: step(lambda out: 1), "at module level"),
         (lambda: sweep(make, over={"size": [1]}, size=2), "both swept over and fixed"),
+        (lambda: sweep(make, over={"size": 1}), "sweep of make: 'size' is 1, one value; give a list of values"),
+        (lambda: sweep(make, over={"size": {1, 2}}), "'size' is a set, which has no order; give a list"),
+        (lambda: sweep(make, over={"sise": [1]}), "no parameter named 'sise'"),
+        (lambda: sweep(len, over={}), "no step function; decorate it with @step"),  # type: ignore[arg-type]
+        (lambda: step(ignore="size")(make.function), r"ignore='size' must be a tuple, \('size',\)"),
         (lambda: adopt("/nowhere/at/all"), "no such file or directory"),
         (lambda: lower([]), "no step to run"),
         (
@@ -94,6 +99,29 @@ def test_upstream_steps_are_found_at_any_depth() -> None:
     assert list(find_steps(value)) == steps
 
 
+@dataclass(frozen=True)
+class Sources:
+    text: Input
+    more: list[Input] | None = None
+
+
+@step
+def merge(sources: Sources, nested: Nested) -> int:
+    raise AssertionError("a handle never runs the body")
+
+
+def test_a_dataclass_mentions_what_its_fields_do() -> None:
+    assert merge.roles == {"sources": "input", "nested": "value"}
+
+
 def test_a_sweep_is_in_the_order_of_its_product() -> None:
     grid = sweep(join, over={"count": [1, 2], "table": "ab"}, first=make(), others=[])
     assert [(h.arguments["count"], h.arguments["table"]) for h in grid] == [(1, "a"), (1, "b"), (2, "a"), (2, "b")]
+
+
+def test_a_sweep_over_steps_and_over_nothing() -> None:
+    sources = [make(size=1), make(size=2)]
+    grid = sweep(join, over={"first": iter(sources), "count": (1, 2)}, others=[], version=None)
+    assert [h.arguments["first"] for h in grid] == [sources[0]] * 2 + [sources[1]] * 2
+    assert sweep(make, over={"size": []}) == []
+    assert [h.arguments["size"] for h in sweep(make, over={})] == [1]

@@ -1,8 +1,10 @@
 """Adopted data: a step for files that exist already.
 
 Adopted data is named by what is in it (relative paths, sizes, sha256), so the same files elsewhere are the same input,
-and a changed byte is a new one. It is read-only by construction: its step has no body, and the runner never writes
-outside the prefix.
+and a changed byte is a new one. Links are followed, since a body would follow them; what is no file at all (a pipe, a
+link that leads nowhere) is refused. It is read-only by construction: its step has no body, the runner never writes
+outside the prefix, and `Input.open` opens for reading alone. A body that writes through the plain path of an `Input`
+all the same changes what it has read, so nothing that it made is committed.
 
 A file's sha256 is remembered between processes (`remembered`) beside its size, times and inode, so that planning over
 a large corpus reads it once and not each time. As in git's index, a file that changed just before it was read is not
@@ -25,6 +27,7 @@ from typing import Any
 
 from marin_core.errors import UsageError
 from marin_core.handles import relative_name
+from marin_core.names import is_free
 from marin_core.remembered import recall, remember
 from marin_core.steps import Step, StepFunction
 
@@ -36,6 +39,8 @@ _SETTLED_NS = 2_000_000_000
 Stamp = list[int]
 """Size, modification time, change time (ns) and inode: as long as these stay, the content does."""
 _CHANGE_TIME = 2
+_LONGEST = 100
+"""Characters of a file's name that name the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +57,10 @@ class Listing:
         as after another link to it was made."""
         names = set(self.files)
         if self.whole is not None:
-            names.update(_names(self.whole))
+            try:
+                names.update(_names(self.whole))
+            except (OSError, UsageError) as e:
+                return f"what lies there ({e})"
         return next((name for name in sorted(names) if self._differs(name)), None)
 
     def _differs(self, name: str) -> bool:
@@ -90,7 +98,7 @@ def adopt(path: str | os.PathLike[str], *, name: str | None = None, files: Itera
         content=hashlib.sha256(os.fsencode("".join(entries))).hexdigest(),
         num_files=len(entries),
         num_bytes=sum(stamp[0] for stamp, _ in listing.files.values()),
-        name=name or _word(root.name),
+        name=_word(root.name) if name is None else name,
     )
     return replace(handle, external=str(root), listing=listing)
 
@@ -105,10 +113,10 @@ _adopted = StepFunction(_existing_data)
 def _listing(root: Path, files: Iterable[str] | None) -> Listing:
     """Stamp and sha256 of every file, in order of name."""
     base = root.parent if root.is_file() else root
-    names = sorted(set(map(relative_name, files))) if files is not None else _names(root)
     memory: dict[str, Any] = recall(_MEMORY, f"{_SCHEMA} {base}") or {}
     before = time.time_ns()
     try:
+        names = sorted(set(map(relative_name, files))) if files is not None else _names(root)
         stamps = {name: _stamp(base, name) for name in names}
         unread = [name for name in names if memory.get(name, [None])[0] != stamps[name]]
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
@@ -126,9 +134,34 @@ def _listing(root: Path, files: Iterable[str] | None) -> Listing:
 
 
 def _names(root: Path) -> list[str]:
+    """Names of the files below a directory, links followed, in order.
+
+    Raises:
+        UsageError: there is something that is no file, or a link that leads nowhere or around in a circle.
+    """
     if root.is_file():
         return [root.name]
-    return sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
+    found: list[str] = []
+    directories: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(root),))]
+    while directories:
+        relative, around = directories.pop()
+        with os.scandir(f"{root}/{relative}") as entries:
+            for entry in entries:
+                name = f"{relative}{entry.name}"
+                if entry.is_file():
+                    found.append(name)
+                    continue
+                real = os.path.realpath(entry.path) if entry.is_symlink() else f"{around[-1]}/{entry.name}"
+                if not entry.is_dir() or real in around:
+                    raise UsageError(f"adopt({str(root)!r}): {name} is {_kind(entry)}; name the files that matter")
+                directories.append((f"{name}/", (*around, real)))
+    return sorted(found)
+
+
+def _kind(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        return "a link that leads back up" if entry.is_dir() else "a link that leads to no file"
+    return "neither a file nor a directory"
 
 
 def _stamp(base: Path, name: str) -> Stamp:
@@ -145,4 +178,6 @@ def _sha256(base: Path, name: str) -> str:
 
 
 def _word(text: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in text).lstrip(".-") or "data"
+    """A step's name made of a file's: what no name can have becomes ``_``."""
+    word = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in text).lstrip(".-")[:_LONGEST]
+    return word if word and is_free(word) else f"{word}_data".lstrip("_")

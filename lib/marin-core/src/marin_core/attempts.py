@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import faults, leases
-from marin_core.code import Reach
+from marin_core.code import Reach, loaded_otherwise
 from marin_core.errors import ConflictError, UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
@@ -289,10 +289,18 @@ def is_quick(attempt: Attempt) -> bool:
     return len(sizes) == len(files) <= _FEW_FILES and sum(sizes) <= _SMALL_BYTES
 
 
-def changed_source(node: Node) -> Failure | None:
-    """The failure of an attempt whose body would not run the code that its digest names."""
+def changed_source(node: Node, *, in_process: bool) -> Failure | None:
+    """The failure of an attempt whose body would not run the code that its digest names.
+
+    Args:
+        node: the step.
+        in_process: the body runs in this process, with the modules that it has loaded.
+    """
+    if in_process and (path := loaded_otherwise(node.code)) is not None:
+        message = f"{path} was edited after this process loaded it; start it again, or use the process launcher"
+        return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
     edited = node.code.changed_files()
-    if not edited or Reach().code_of(node.step.function.function).digest == node.code.digest:
+    if not edited or Reach().code_of(*node.code.roots).digest == node.code.digest:
         return None
     message = f"{edited[0]} was edited after the plan was made; run the command again"
     return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marin_core import code, identity, sources
+from marin_core import code, identity, results, sources
 from marin_core.errors import AddressCollisionError, UsageError
-from marin_core.steps import Step, find_steps
+from marin_core.steps import Step, find_steps, return_hint
 
 if TYPE_CHECKING:
     from marin_core.reasons import Options, Planned
@@ -116,6 +116,7 @@ def lower(*handles: Any) -> Graph:
         if known.recipe_digest != node.recipe_digest:
             raise _collision(known, node)
         recipes[step], addresses[step] = node.recipe_digest, node.address
+    _check_apart(nodes)
     return Graph(nodes=nodes, targets=tuple(dict.fromkeys(addresses[s] for s in wanted)), handles=addresses)
 
 
@@ -143,19 +144,22 @@ def _upstream(step: Step) -> Iterator[Step]:
 
 
 def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, reach: code.Reach) -> Node:
-    recipe = identity.recipe_of(step, recipes.__getitem__, reach=reach)
+    recipe, classes = identity.recipe_of(step, recipes, reach=reach)
     recipe_digest = identity.digest(recipe)
     upstream: dict[str, str] = {}
     for parameter, value in step.arguments.items():
         for other in find_steps(value):
             upstream.setdefault(addresses[other], parameter)
+            if step.function.roles.get(parameter) == "value":
+                # The body may run methods of what it gets, and those are no part of the upstream's output.
+                classes += tuple(results.classes_in(return_hint(other)))
     function = step.function.function
     return Node(
         step=step,
         address=f"{step.name}/{step.version or recipe_digest[:12]}",
         recipe=recipe,
         recipe_digest=recipe_digest,
-        code=reach.code_of(function),
+        code=reach.code_of(function, *classes),
         environment=identity.environment_digest(_workspace_source(function)) if step.external is None else "",
         upstream=upstream,
     )
@@ -165,6 +169,22 @@ def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, r
 def _workspace_source(function: Any) -> Path | None:
     path = code.source_path(function)
     return path if path is not None and sources.is_workspace(path) else None
+
+
+def _check_apart(nodes: Mapping[str, Node]) -> None:
+    """Refuses addresses that one directory would hold: within each other, or, where case does not count, the same."""
+    folded: dict[str, str] = {}
+    for address in nodes:
+        other = folded.setdefault(address.lower(), address)
+        if other != address:
+            raise AddressCollisionError(f"{other} and {address} differ only in case; give one of them another name")
+    for address, node in nodes.items():
+        words = address.lower().split("/")
+        around = next((o for i in range(1, len(words)) if (o := folded.get("/".join(words[:i])))), None)
+        if around is not None:
+            raise AddressCollisionError(
+                f"step {node.name} would lie at {address}, within the output of {around}; give it another name"
+            )
 
 
 def _collision(first: Node, second: Node) -> AddressCollisionError:

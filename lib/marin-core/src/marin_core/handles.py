@@ -1,7 +1,8 @@
 """Out, Input and Work: the directories a step's body sees, whatever store lies under them.
 
 - `Out`    exists only for this attempt, is empty when the body starts, and counts only if the attempt is committed.
-- `Input`  is the committed output of an upstream step (or adopted data). It is never written.
+- `Input`  is the committed output of an upstream step (or adopted data). It is never written: ``open`` refuses to,
+           and a path within it is for reading, though the file system does not enforce that.
 - `Work`   is shared by the attempts of one step as long as recipe, code and inputs stay the same: a place for
            checkpoints. It is fenced: it remembers the highest epoch that opened it, and an attempt of an older epoch
            can only read.

@@ -324,7 +324,7 @@ class Loop:
         if going.adopted:
             self._note_end(attempt.name, going.ended)  # once more: an end before this line found no attempt
             return
-        if (edited := attempts.changed_source(node)) is not None:
+        if (edited := attempts.changed_source(node, in_process=self.blocking)) is not None:
             self.events.put("examined", attempt.name, Ended(failure=edited))
             return
         if (limit := node.step.function.timeout_seconds) is not None and not self.blocking:

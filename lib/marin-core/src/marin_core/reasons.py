@@ -190,7 +190,8 @@ def _stale(
 ) -> tuple[Decision, str]:
     """What follows from the differences between what is committed and what is asked; the first that counts decides."""
     reported = ""
-    for rule, reason in _drifts(node, record, outputs):
+    drifts = list(_drifts(node, record, outputs))
+    for rule, reason in drifts:
         if matches(options.rebuild, node):
             return "run", f"{reason}; rebuilt by --rebuild"
         if matches(options.accept, node):
@@ -199,7 +200,7 @@ def _stale(
         if action == "refuse":
             name = f"versioned step {node.address}" if node.step.version else f"step {node.address}"
             fix = f"--accept {node.name} serves the old output, --rebuild {node.name} makes a new one"
-            return "refuse", f"{name}: {reason}; {fix}"
+            return "refuse", f"{name}: {'; '.join(why for _, why in drifts)}; {fix}"
         if action == "rebuild":
             return "run", reason
         reported = f"{reason}; only reported"
@@ -218,10 +219,20 @@ def _drifts(node: Node, record: StepRecord, outputs: Mapping[str, str | None]) -
         yield "code", "code changed: " + code_changes(record.code, node)
     pending = [p for a, p in node.upstream.items() if outputs[a] is None]
     if pending:
-        yield "pending", f"input {', '.join(dict.fromkeys(pending))} will be made again"
+        refused = ", and refused if it comes out different" if node.step.version is not None else ""
+        yield "pending", f"input {', '.join(dict.fromkeys(pending))} will be made again{refused}"
     elif record.digests.inputs != inputs_digest(node, outputs):
-        changed = [p for a, p in node.upstream.items() if record.inputs.get(a) != outputs[a]]
-        yield "inputs", f"input {', '.join(dict.fromkeys(changed)) or 'order'} changed"
+        yield "inputs", f"input {_input_changes(node, record, outputs)}"
+
+
+def _input_changes(node: Node, record: StepRecord, outputs: Mapping[str, str | None]) -> str:
+    """The parameters whose upstream outputs changed, each with the beginning of the output digests."""
+    changed = []
+    for address, parameter in node.upstream.items():
+        old, new = record.inputs.get(address), outputs[address]
+        if old != new:
+            changed.append(f"{parameter} changed: output {(old or 'none')[:12]} -> {(new or 'none')[:12]}")
+    return "; input ".join(changed) or "order changed"
 
 
 def _action(rule: str, node: Node, options: Options) -> OnCodeChange:
@@ -285,7 +296,8 @@ def recipe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for name in dict.fromkeys((*before, *after)):
         a, b = before.get(name, "absent"), after.get(name, "absent")
         if a != b:
-            changes.append(f"{name}: upstream recipe changed" if a[:5] == b[:5] == "step " else f"{name}: {a} -> {b}")
+            unsaid = a[:5] == b[:5] == "step " and "/" not in a + b  # both without a version: digests say nothing
+            changes.append(f"{name}: upstream recipe changed" if unsaid else f"{name}: {a} -> {b}")
     return changes
 
 
@@ -305,9 +317,11 @@ def flatten(recipe: Mapping[str, Any]) -> dict[str, str]:
                 leaves[at] = f"{len(rest[0])} items, sha256 {hashlib.sha256(repr(rest[0]).encode()).hexdigest()[:12]}"
                 continue
             stack.extend((f"{at}[{i}]", v) for i, v in reversed(list(enumerate(rest[0]))))
-        elif tag == "dict":
+        elif tag in ("dict", "OrderedDict", "defaultdict"):
             if not rest[0]:
-                leaves[at] = "empty dict"
+                leaves[at] = f"empty {tag}"
+            elif tag == "OrderedDict":
+                leaves[f"order({at})"] = ", ".join(_leaf(*k) for k, _ in rest[0])
             stack.extend((f"{at}[{_leaf(*k)}]", v) for k, v in reversed(rest[0]))
         else:
             leaves[at] = _leaf(tag, *rest)

@@ -5,20 +5,23 @@ does not (its version stands in the environment digest), and neither does marin_
 no part of their results. Nothing is imported on the way: a top-level name is found with `importlib.util.find_spec`,
 everything below it by path arithmetic, so that a plan that reaches into a JAX package costs no import of JAX.
 
-A module's name is its file's dotted path below the nearest ancestor that is called ``src`` or holds a project file
-(``pyproject.toml`` or ``.git``), else below its own directory. So ``python experiments/x.py`` and ``import
-experiments.x`` name the same module, whatever the working directory and ``sys.path`` are.
+A module's name is its file's dotted path below the nearest ancestor that holds a project file (``pyproject.toml`` or
+``.git``) or is the ``src`` of such a one, else below the directory that its outermost package lies in. So ``python
+experiments/x.py`` and ``import experiments.x`` name the same module, whatever the working directory and ``sys.path``
+are.
 """
 
 import functools
 import importlib.util
+import os
 import sys
 import sysconfig
 from pathlib import Path
 
-from marin_core.syntax import Import
+from marin_core.scopes import BY_FILE, Import
 
 _EXECUTOR = "marin_core"
+_SITES = {"site-packages", "dist-packages"}
 
 
 @functools.cache
@@ -31,19 +34,26 @@ def module_name(path: Path) -> str:
 @functools.cache
 def _import_root(directory: Path) -> Path:
     for ancestor in (directory, *directory.parents):
-        if ancestor.name == "src" or (ancestor / "pyproject.toml").exists() or (ancestor / ".git").exists():
+        if _is_project(ancestor) or (ancestor.name == "src" and _is_project(ancestor.parent)):
             return ancestor
+    while (directory / "__init__.py").exists():
+        directory = directory.parent
     return directory
+
+
+def _is_project(directory: Path) -> bool:
+    return (directory / "pyproject.toml").exists() or (directory / ".git").exists()
 
 
 @functools.cache
 def is_workspace(path: Path) -> bool:
     """True for a source file whose content counts as the user's own."""
-    return path.suffix == ".py" and not _is_installed(path) and not path.is_relative_to(Path(__file__).resolve().parent)
+    real = path.resolve()  # a package that is linked into site-packages is the user's own
+    return path.suffix == ".py" and not _is_installed(real) and not real.is_relative_to(Path(__file__).resolve().parent)
 
 
-def _is_installed(path: Path) -> bool:
-    return any(path.is_relative_to(directory) for directory in _installed())
+def _is_installed(real: Path) -> bool:
+    return not _SITES.isdisjoint(real.parts) or any(real.is_relative_to(directory) for directory in _installed())
 
 
 @functools.cache
@@ -58,6 +68,8 @@ def target(imported: Import, path: Path) -> Path | None:
 
     None outside the workspace. ``imported.attribute`` is not looked at.
     """
+    if imported.level == BY_FILE:
+        return _script(imported.module, path) if imported.module else path
     if not imported.level:
         return locate(imported.module)
     base = path.parent
@@ -76,6 +88,33 @@ def locate(dotted: str) -> Path | None:
     return next((f for f in found if f is not None and (f.is_dir() or is_workspace(f))), None)
 
 
+def _script(name: str, path: Path) -> Path | None:
+    """A script that the file ``path`` names: beside it, or from the top of its project."""
+    found = (base / name for base in (path.parent, _import_root(path.parent), _import_root(path.parent).parent))
+    return next((f for f in found if f.is_file() and f != path and is_workspace(f)), None)
+
+
+def loaded_modules(imported: Import, path: Path) -> list[Path]:
+    """The modules that an import in the file ``path`` makes Python load: the one it names, the submodule that its
+    attribute may be, and the packages around them."""
+    module = target(imported, path)
+    if module is None:
+        return []
+    below = submodule(module, imported.attribute) if imported.attribute else None
+    found = [m for m in (module, below) if m is not None and m.is_file()]
+    return [*found, *(p for m in found for p in packages_around(m))]
+
+
+@functools.cache
+def packages_around(path: Path) -> tuple[Path, ...]:
+    """The ``__init__.py`` of every package that a module lies in."""
+    found, directory = [], path.parent
+    while (package := directory / "__init__.py").exists():
+        found.append(package)
+        directory = directory.parent
+    return tuple(found)
+
+
 @functools.cache
 def _top_level(name: str) -> tuple[Path, ...]:
     try:
@@ -85,8 +124,9 @@ def _top_level(name: str) -> tuple[Path, ...]:
     if spec is None:
         return ()
     if spec.submodule_search_locations is not None:
-        return tuple(p for p in (Path(d).resolve() for d in spec.submodule_search_locations) if not _is_installed(p))
-    return (Path(spec.origin).resolve(),) if spec.origin else ()
+        places = (Path(os.path.abspath(d)) for d in spec.submodule_search_locations)  # noqa: PTH100
+        return tuple(p for p in places if not _is_installed(p.resolve()))
+    return (Path(os.path.abspath(spec.origin)),) if spec.origin else ()  # noqa: PTH100
 
 
 @functools.cache

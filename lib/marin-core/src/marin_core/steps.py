@@ -5,10 +5,12 @@ defaults, and returns a `Step`, which other calls take as an argument, anywhere 
 dataclasses. What the body will receive follows from the annotation of the parameter:
 
 - ``Out``, ``Work``            injected by the runner, never passed by a caller;
-- mentions ``Input``           each upstream step arrives as its committed directory;
+- mentions ``Input``           each upstream step arrives as its committed directory (a dataclass mentions what the
+                              annotations of its fields do);
 - anything else                each upstream step arrives as its recorded value.
 
-Invariant: a handle never changes after the call that made it; lists, dicts and sets among its arguments are copied.
+Invariant: a handle never changes after the call that made it; containers among its arguments are copied
+(`containers`). An argument in ``ignore`` enters no digest, so it can hold no step.
 """
 
 import contextlib
@@ -22,9 +24,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
+from marin_core.code import note_loaded
+from marin_core.containers import ATOMS, members, snapshot, with_members
 from marin_core.errors import UsageError
 from marin_core.handles import Input, Out, Work
-from marin_core.records import build
+from marin_core.names import WORD, checked_name
+from marin_core.results import restore
 from marin_core.retries import Retry, retry_of
 
 if TYPE_CHECKING:
@@ -34,8 +39,6 @@ OnCodeChange = Literal["rebuild", "report", "refuse"]
 Role = Literal["out", "work", "input", "value"]
 
 _RESERVED = ("name", "version", "resources", "retries")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*(/[A-Za-z0-9_][A-Za-z0-9_.+=-]*)*")
-_VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +105,14 @@ class StepFunction:
         ignore: tuple[str, ...] = ("log_every",),
         on_code_change: OnCodeChange = "rebuild",
     ) -> None:
+        if isinstance(ignore, str):
+            raise UsageError(f"@step on {function.__qualname__}: ignore={ignore!r} must be a tuple, ({ignore!r},)")
         if "." in function.__qualname__ or function.__name__ == "<lambda>":
             raise UsageError(
                 f"@step on {function.__module__}.{function.__qualname__}: a step must be a function at module level, "
                 "so that another process can import it"
             )
+        note_loaded(function)
         self.function = function
         self.version = version
         self.resources = resources
@@ -157,14 +163,10 @@ class StepFunction:
         **kwargs: Any,
     ) -> Step:
         arguments = self._bind(args, kwargs)
-        name = self.__name__ if name is None else name
+        name = checked_name(self.__name__ if name is None else name, where=f"step {self.__name__}: name")
         version = self.version if version is None else version
-        if not _NAME.fullmatch(name) or name.split("/")[0] == "runs":
-            raise UsageError(
-                f"step {self.__name__}: name={name!r} must be words of [A-Za-z0-9_.+=-] joined by '/', not 'runs'"
-            )
-        if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
-            raise UsageError(f"step {name}: version={version!r} must be a string of [A-Za-z0-9_.+=-]")
+        if version is not None:
+            checked_name(version, where=f"step {name}: version", pattern=WORD)
         return Step(
             function=self,
             arguments=MappingProxyType(arguments),
@@ -190,9 +192,14 @@ class StepFunction:
         except TypeError as e:
             raise UsageError(f"step {self.__name__}: {e}") from None
         bound.apply_defaults()
-        arguments = {n: _copy(v) for n, v in bound.arguments.items()}
+        arguments = {n: snapshot(v, leaf=Step, where=f"step {self.__name__}: {n}") for n, v in bound.arguments.items()}
         for n, value in arguments.items():
-            list(find_steps(value))  # a step inside a set is refused here, where the caller's line is
+            # What cannot be found in order is refused here, where the caller's line is.
+            if (found := list(find_steps(value))) and n in self.ignore:
+                raise UsageError(
+                    f"step {self.__name__}: {n} is ignored, so it cannot hold {found[0]!r}, whose output may change "
+                    "the result; take it out of ignore="
+                )
             if self.roles[n] == "input" and isinstance(value, str | Path):
                 raise UsageError(
                     f"step {self.__name__}: {n}={str(value)!r} is a path, but an Input is the output of a step; "
@@ -255,60 +262,47 @@ def _checked_retries(retries: int | Retry, *, step_name: str) -> int | Retry:
 
 
 def find_steps(value: Any) -> Iterator[Step]:
-    """The steps inside a value, in order: containers and dataclasses are searched.
+    """The steps inside a value, in order: `containers` are searched, each once.
 
     Raises:
-        UsageError: a step is inside a set, whose order differs from process to process.
+        UsageError: a step is inside a set, whose order differs from process to process, or is a key of a mapping.
     """
-    if isinstance(value, Step):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from find_steps(item)
-    elif isinstance(value, set | frozenset):
-        if found := next((s for item in value for s in find_steps(item)), None):
+    stack, seen = [value], set()
+    while stack:
+        item = stack.pop()
+        if type(item) in ATOMS:
+            continue
+        if isinstance(item, Step):
+            yield item
+            continue
+        unordered = item if isinstance(item, set | frozenset | Mapping) else ()
+        if found := next((s for member in unordered for s in find_steps(member)), None):
+            if isinstance(item, Mapping):
+                raise UsageError(f"{found!r} is a key of a dict; pass it as a value")
             raise UsageError(f"{found!r} is inside a set, which has no order; pass a list")
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from find_steps(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for f in dataclasses.fields(value):
-            yield from find_steps(getattr(value, f.name, None))
+        if (inner := members(item)) and id(item) not in seen:
+            seen.add(id(item))
+            stack.extend(reversed(inner))
 
 
 def replace_steps(value: Any, replacement: Callable[[Step], Any]) -> Any:
     """The value with every step inside it replaced; parts without a step are returned as they are."""
     if isinstance(value, Step):
         return replacement(value)
-    if next(find_steps(value), None) is None:
-        return value
-    if isinstance(value, Mapping):
-        return {k: replace_steps(v, replacement) for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(replace_steps(v, replacement) for v in value))
-    if isinstance(value, list | tuple):
-        return type(value)(replace_steps(v, replacement) for v in value)
-    changes = {f.name: replace_steps(getattr(value, f.name), replacement) for f in dataclasses.fields(value) if f.init}
-    return dataclasses.replace(value, **changes)
+    before = members(value)
+    after = [v if type(v) in ATOMS else replace_steps(v, replacement) for v in before]
+    changed = any(new is not old for new, old in zip(after, before, strict=True))
+    return with_members(value, after) if changed else value
 
 
 def typed_value(step: Step, value: Any) -> Any:
-    """A recorded value, rebuilt as the dataclass that the step function's return annotation names, if it names one."""
-    kind = _hints(step.function.function, "return").get("return")
-    return build(kind, value) if dataclasses.is_dataclass(kind) and isinstance(value, dict) else value
+    """A recorded value as the step function's return annotation says; see `results`."""
+    return restore(return_hint(step), value, where=f"the value of step {step.name}")
 
 
-def _copy(value: Any) -> Any:
-    """Containers copied, so that the caller's later changes do not reach the handle."""
-    if type(value) is list:
-        return [_copy(v) for v in value]
-    if type(value) is dict:
-        return {k: _copy(v) for k, v in value.items()}
-    if type(value) is set:
-        return set(value)
-    if type(value) is tuple:
-        return tuple(_copy(v) for v in value)
-    return value
+def return_hint(step: Step) -> Any:
+    """The return annotation of a step's function; None if there is none."""
+    return _hints(step.function.function, "return").get("return")
 
 
 def _hints(function: Callable[..., Any], only: str | None = None) -> dict[str, Any]:
@@ -331,6 +325,7 @@ def _role(hint: Any) -> Role:
     if isinstance(hint, str):
         names = set(re.findall(r"\w+", hint))
         return "out" if "Out" in names else "work" if "Work" in names else "input" if "Input" in names else "value"
-    if hint is Input or any(_role(a) == "input" for a in typing.get_args(hint)):
-        return "input"
-    return "value"
+    inner = typing.get_args(hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        inner = tuple(f.type for f in dataclasses.fields(hint))
+    return "input" if hint is Input or any(_role(part) == "input" for part in inner) else "value"

@@ -1,10 +1,9 @@
 """Syntax: what one source file says, as a pure function of its text, and therefore remembered by its text's hash.
 
 A `Summary` maps every module-level name to what binds it: imports, and at most one unit (all statements that define or
-change the name, with the conditions around them, together). A unit has the digest of its syntax tree, without
-docstrings, comments and positions, and the reads: dotted names that its code takes from outside itself, scopes
-respected, so that a local variable called like a module constant is no read of that constant. Resolving reads to files
-is not done here; it depends on where things are installed.
+change the name, with the conditions around them, together). Statements that bind nothing are units too, called after
+what they call (``register()``), and belong to whoever loads the module. A unit has the digest of its syntax tree and
+its reads (`scopes`). Resolving reads to files is not done here; it depends on where things are installed.
 
 Summaries are remembered between processes (`remembered`): reading a hundred files takes milliseconds then.
 """
@@ -12,55 +11,36 @@ Summaries are remembered between processes (`remembered`): reading a hundred fil
 import ast
 import functools
 import hashlib
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from marin_core.errors import EncodingError
 from marin_core.remembered import recall, remember
+from marin_core.scopes import FUNCTIONS, Chain, Import, Read, Reader, dotted, imported, loaded
 
-Kind = Literal["helper", "class", "constant"]
-Chain = tuple[str, ...]
+Kind = Literal["helper", "class", "constant", "import", "statement"]
 
-_SCHEMA = 2
+_SCHEMA = 3
 _EXECUTOR = "marin_core"
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_UNDIGESTED = {"ctx", "kind", "type_comment"}
-_MODULE_STRING = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+\.?|[A-Za-z_]\w*\.")
-
-
-class Import(NamedTuple):
-    """One name of an import statement, as written: ``from {level dots}{module} import {attribute}``."""
-
-    level: int
-    module: str
-    attribute: str | None
-    """None for ``import module``."""
-
-
-class Read(NamedTuple):
-    """A dotted read, from the module's scope or (``local``) from an import inside the body.
-
-    A string that spells a module reads that module: ``chain`` is empty, and ``local`` the import it amounts to; a name
-    that ends in a dot stands for every module of that package.
-    """
-
-    chain: Chain
-    local: Import | None
+_RUNNERS = ("main", "run", "resolve", "StepRunner")
+_DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+_COMPOUND = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
+_LONGEST = 60
+"""Characters of a call that name the statement."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """All statements of a module that define one name."""
+    """All statements of a module that define one name, or one that is run for its effect."""
 
     kind: Kind
     digest: str
     reads: tuple[Read, ...]
+    loads: tuple[Import, ...] = ()
+    """Modules that the body imports."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +51,16 @@ class Summary:
     imports: dict[str, tuple[Import, ...]]
     stars: tuple[Import, ...]
     """Modules of ``from x import *``."""
+    typing: dict[str, tuple[Import, ...]]
+    """Imports that only type checkers see; a package may name its lazy exports there."""
+    loads: tuple[Import, ...]
+    """What Python loads along with the module."""
+    effects: tuple[str, ...]
+    """Units that act when the module is loaded, whoever reads them: ``register(f)``, ``other.LIMIT = 3``."""
+    registered: dict[str, tuple[Chain, ...]]
+    """Functions and classes that a decorator or a base class may enter elsewhere, and the names of those."""
+    registrars: tuple[str, ...]
+    """Classes that act when another class inherits from them."""
 
 
 def summarise(path: Path) -> Summary:
@@ -101,54 +91,141 @@ def _summary(path: Path, _mtime: int, _size: int) -> Summary:
 
 
 def _to_json(summary: Summary) -> Any:
-    units = {name: [unit.kind, unit.digest, unit.reads] for name, unit in summary.units.items()}
-    return {"units": units, "imports": summary.imports, "stars": summary.stars}
+    units = {n: [u.kind, u.digest, u.reads, u.loads] for n, u in summary.units.items()}
+    return vars(summary) | {"units": units}
 
 
 def _from_json(data: Any) -> Summary:
     def read(chain: list[str], local: list[Any] | None) -> Read:
         return Read(tuple(chain), Import(*local) if local else None)
 
+    def imports(found: list[Any]) -> tuple[Import, ...]:
+        return tuple(Import(*i) for i in found)
+
     return Summary(
         units={
-            n: Unit(kind, digest, tuple(read(*r) for r in reads)) for n, (kind, digest, reads) in data["units"].items()
+            name: Unit(kind, digest, tuple(read(*r) for r in reads), imports(loads))
+            for name, (kind, digest, reads, loads) in data["units"].items()
         },
-        imports={n: tuple(Import(*i) for i in found) for n, found in data["imports"].items()},
-        stars=tuple(Import(*i) for i in data["stars"]),
+        imports={name: imports(found) for name, found in data["imports"].items()},
+        stars=imports(data["stars"]),
+        typing={name: imports(found) for name, found in data["typing"].items()},
+        loads=imports(data["loads"]),
+        effects=tuple(data["effects"]),
+        registered={name: tuple(map(tuple, chains)) for name, chains in data["registered"].items()},
+        registrars=tuple(data["registrars"]),
     )
+
+
+class _Module:
+    """What a walk over a module's statements has found so far."""
+
+    def __init__(self) -> None:
+        self.statements: dict[str, list[Any]] = {}
+        self.imports: dict[str, list[Import]] = {}
+        self.typing: dict[str, list[Import]] = {}
+        self.loads: list[Import] = []
+        self.effects: dict[str, None] = {}
+        self.registered: dict[str, tuple[Chain, ...]] = {}
+        self.registrars: list[str] = []
+
+    def summary(self) -> Summary:
+        stars = self.imports.pop("*", [])
+        of_executor = {n: i for n, found in (self.typing | self.imports).items() for i in found if _is_executor(i)}
+        executors = frozenset(of_executor)
+        runners = {n for n, i in of_executor.items() if i.attribute is None or i.attribute in _RUNNERS}
+        units = {}
+        for name, nodes in self.statements.items():
+            units[name] = _unit(name, nodes, executors, tuple(self.imports.get(name, ())))
+        for name, found in self.imports.items():
+            if name not in units and name not in executors:
+                units[name] = Unit("import", _sha(repr(found)), ())
+        acting = {n for n in self.effects if not _names_in(self.statements[n]) & runners}
+        acting.update(n for n in self.statements if n in self.imports)  # another module's object is changed here
+        return Summary(
+            units=units,
+            imports={name: tuple(found) for name, found in self.imports.items()},
+            stars=tuple(stars),
+            typing={name: tuple(found) for name, found in self.typing.items()},
+            loads=tuple(dict.fromkeys(self.loads)),
+            effects=tuple(sorted(acting)),
+            registered=self.registered,
+            registrars=tuple(self.registrars),
+        )
+
+    def read(
+        self, body: list[ast.stmt], around: tuple[Any, ...] = (), *, runs: bool = True, typing: bool = False
+    ) -> None:
+        """Enters statements, also those inside ``if`` and other blocks, each with what decides whether it takes effect.
+
+        Args:
+            body: the statements.
+            around: what decides whether they run.
+            runs: False for the part of a script that does not run when it is imported.
+            typing: True for what only type checkers see.
+        """
+        for node in body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for name, target in imported(node):
+                    (self.typing if typing else self.imports).setdefault(name, []).append(target)
+                if runs:
+                    self.loads.extend(loaded(node))
+                continue
+            names = _bound_names(node)
+            if not names and runs and isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+                callee = node.value.func if isinstance(node.value, ast.Call) else node.value
+                names = [f"{ast.unparse(callee)[:_LONGEST]}()"]
+                self.effects[names[0]] = None
+            for name in names:
+                self.statements.setdefault(name, []).extend((*around, node))
+            if isinstance(node, _DEFINITIONS):
+                if runs:
+                    self._define(node)
+                continue
+            for block, condition in _blocks(node):
+                inert = isinstance(node, ast.If) and block is node.body
+                self.read(
+                    block,
+                    (*around, condition),
+                    runs=runs and not (inert and (_is_main(node) or _is_typing(node))),
+                    typing=typing or (inert and _is_typing(node)),
+                )
+
+    def _define(self, node: Any) -> None:
+        by = [*node.decorator_list, *getattr(node, "bases", ())]
+        if chains := tuple(dict.fromkeys(chain for d in by if (chain := dotted(d)))):
+            self.registered[node.name] = (*self.registered.get(node.name, ()), *chains)
+        if isinstance(node, ast.ClassDef):
+            methods = {f.name for f in node.body if isinstance(f, FUNCTIONS)}
+            if "__init_subclass__" in methods or any(k.arg == "metaclass" for k in node.keywords):
+                self.registrars.append(node.name)
 
 
 def _analyse(tree: ast.Module) -> Summary:
-    statements: dict[str, list[Any]] = {}
-    imports: dict[str, list[Import]] = {}
-    _bind(tree.body, statements, imports)
-    stars = imports.pop("*", [])
-    executors = {name for name, found in imports.items() if any(i.module.split(".")[0] == _EXECUTOR for i in found)}
-    return Summary(
-        units={name: _unit(found, executors) for name, found in statements.items()},
-        imports={name: tuple(found) for name, found in imports.items()},
-        stars=tuple(stars),
+    module = _Module()
+    module.read(tree.body)
+    return module.summary()
+
+
+def _is_executor(imported: Import) -> bool:
+    return imported.module.split(".")[0] == _EXECUTOR
+
+
+def _is_main(node: Any) -> bool:
+    """``if __name__ == "__main__":``"""
+    test = node.test
+    return isinstance(test, ast.Compare) and any(
+        dotted(side) == ("__name__",) for side in (test.left, *test.comparators)
     )
 
 
-def _bind(
-    body: list[ast.stmt],
-    statements: dict[str, list[Any]],
-    imports: dict[str, list[Import]],
-    around: tuple[Any, ...] = (),
-) -> None:
-    """Enters module-level bindings, also those inside ``if`` (``TYPE_CHECKING`` too) and other blocks, each with what
-    decides whether it takes effect."""
-    for node in body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            for name, target in _imported(node):
-                imports.setdefault(name, []).append(target)
-            continue
-        for name in _bound_names(node):
-            statements.setdefault(name, []).extend((*around, node))
-        if not isinstance(node, _DEFINITIONS):
-            for block, condition in _blocks(node):
-                _bind(block, statements, imports, (*around, condition))
+def _is_typing(node: Any) -> bool:
+    return dotted(node.test)[-1:] == ("TYPE_CHECKING",)
+
+
+def _names_in(nodes: list[Any]) -> set[str]:
+    trees = [n for n in nodes if isinstance(n, ast.AST)]
+    return {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
 
 
 def _blocks(node: ast.stmt) -> Iterator[tuple[list[ast.stmt], list[Any]]]:
@@ -159,13 +236,6 @@ def _blocks(node: ast.stmt) -> Iterator[tuple[list[ast.stmt], list[Any]]]:
             yield block, [name, *head]
     for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
         yield inner.body, [*(getattr(inner, field, None) for field in ("type", "pattern", "guard")), *head]
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> list[tuple[str, Import]]:
-    if isinstance(node, ast.ImportFrom):
-        return [(a.asname or a.name, Import(node.level, node.module or "", a.name)) for a in node.names]
-    tops = [(a.asname or a.name.split(".")[0], a.name if a.asname else a.name.split(".")[0]) for a in node.names]
-    return [(name, Import(0, module, None)) for name, module in tops]
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
@@ -183,7 +253,9 @@ def _bound_names(node: ast.stmt) -> list[str]:
         targets = [i.optional_vars for i in node.items if i.optional_vars]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
         targets = [node.value.func.value]
-    names = []
+    elif isinstance(node, ast.Delete):
+        targets = list(node.targets)
+    names = _walrus(node)
     while targets:
         target = targets.pop()
         if isinstance(target, ast.Name):
@@ -195,194 +267,28 @@ def _bound_names(node: ast.stmt) -> list[str]:
     return names
 
 
-def _unit(nodes: list[Any], executors: set[str]) -> Unit:
-    reader = _Reader(executors)
+def _walrus(node: ast.stmt) -> list[str]:
+    """Names that expressions of a statement bind with ``:=``; of a compound one, those that decide whether it runs."""
+    parts: list[Any] = [node]
+    if isinstance(node, _COMPOUND):
+        parts = [p for _, condition in _blocks(node) for p in condition if isinstance(p, ast.AST)]
+    found = (n for part in parts for n in ast.walk(part) if isinstance(n, ast.NamedExpr))
+    return list(dict.fromkeys(n.target.id for n in found))
+
+
+def _unit(name: str, nodes: list[Any], executors: frozenset[str], imports: tuple[Import, ...]) -> Unit:
+    reader = Reader(executors)
     for node in nodes:
         reader.read(node)
     first = next(node for node in nodes if isinstance(node, ast.stmt))
     kind: Kind = (
-        "helper" if isinstance(first, _FUNCTIONS) else "class" if isinstance(first, ast.ClassDef) else "constant"
+        "helper" if isinstance(first, FUNCTIONS) else "class" if isinstance(first, ast.ClassDef) else "constant"
     )
-    digest = hashlib.sha256("".join(reader.text).encode()).hexdigest()
-    return Unit(kind, digest, tuple(reader.finish()))
+    if name.endswith("()") or (imports and kind == "constant"):
+        kind = "statement"
+    text = "".join(reader.text) + (repr(imports) if imports else "")
+    return Unit(kind, _sha(text), tuple(reader.finish()), tuple(dict.fromkeys(reader.loads)))
 
 
-class _Scope:
-    """Reads and bindings of one function body, comprehension or module-level statement."""
-
-    def __init__(self) -> None:
-        self.bound: dict[str, Import | None] = {}
-        self.outer: set[str] = set()
-        self.reads: dict[Chain, None] = {}
-
-
-@functools.cache
-def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
-    return tuple(f for f in kind._fields if f not in _UNDIGESTED)
-
-
-class _Reader:
-    """One walk over a tree that writes its canonical text and finds what it reads from outside.
-
-    Empty fields are left out of the text, so that fields a later Python adds do not change it.
-    """
-
-    def __init__(self, executors: set[str]) -> None:
-        self.executors = executors
-        self.text: list[str] = []
-        self.found: dict[Read, None] = {}
-        self.scopes = [_Scope()]
-
-    def finish(self) -> list[Read]:
-        """All reads; at module level nothing is local."""
-        self.found.update(dict.fromkeys(Read(chain, None) for chain in self.scopes[0].reads))
-        return list(self.found)
-
-    def read(self, node: Any) -> None:
-        """A node, a list of nodes or a leaf."""
-        if isinstance(node, list):
-            self.text.append("[")
-            for item in node:
-                self.read(item)
-            self.text.append("]")
-        elif not isinstance(node, ast.AST):
-            self.text.append(f"{node!r},")
-        else:
-            self.text.append(f"{type(node).__name__}(")
-            special = _SPECIAL.get(type(node))
-            if special is None:
-                self._children(node, _fields(type(node)))
-            else:
-                special(self, node)
-            self.text.append(")")
-
-    def _children(self, node: ast.AST, fields: tuple[str, ...]) -> None:
-        values = node.__dict__
-        for field in fields:
-            value = values.get(field)
-            if value is not None and value != []:
-                self.text.append(f"{field}=")
-                self.read(value)
-
-    def _name(self, node: ast.Name) -> None:
-        self.text.append(node.id)
-        if isinstance(node.ctx, ast.Load):
-            self.scopes[-1].reads[node.id,] = None
-        else:
-            self.scopes[-1].bound.setdefault(node.id, None)
-
-    def _attribute(self, node: ast.Attribute) -> None:
-        names, base = [node.attr], node.value
-        while isinstance(base, ast.Attribute):
-            names.append(base.attr)
-            base = base.value
-        self.text.append(".".join(reversed(names)))
-        if isinstance(base, ast.Name):
-            self.text.append(f"<{base.id}")
-            self.scopes[-1].reads[base.id, *reversed(names)] = None
-        else:
-            self.read(base)
-
-    def _constant(self, node: ast.Constant) -> None:
-        self.text.append(repr(node.value))
-        if isinstance(node.value, str) and _MODULE_STRING.fullmatch(node.value):
-            self.found[Read((), Import(0, node.value, None))] = None
-
-    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
-        self._children(node, _fields(type(node)))
-        self.scopes[-1].bound.update(_imported(node))
-
-    def _outer(self, node: ast.Global | ast.Nonlocal) -> None:
-        self._children(node, _fields(type(node)))
-        self.scopes[-1].outer.update(node.names)
-
-    def _named(self, node: Any) -> None:
-        """Patterns and handlers that bind a name given as text."""
-        if node.name:
-            self.scopes[-1].bound.setdefault(node.name, None)
-        self._children(node, _fields(type(node)))
-
-    def _function(self, node: Any) -> None:
-        """Decorators, defaults and annotations belong to the scope around, parameters and body to a new one."""
-        if not isinstance(node, ast.Lambda):
-            self.text.append(node.name)
-            self.scopes[-1].bound.setdefault(node.name, None)
-            self._decorators(node)
-            self._children(node, ("returns", "type_params"))
-        self.read(node.args)
-        arguments = node.args
-        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        self.scopes.append(_Scope())
-        self.scopes[-1].bound.update({a.arg: None for a in named if a is not None})
-        self.read(node.body if isinstance(node, ast.Lambda) else _without_docstring(node.body))
-        self._leave()
-
-    def _class(self, node: ast.ClassDef) -> None:
-        """Names that a class body binds are not seen by its methods, so they hide nothing from the scope around."""
-        self.text.append(node.name)
-        self.scopes[-1].bound.setdefault(node.name, None)
-        self._decorators(node)
-        self._children(node, ("bases", "keywords", "type_params"))
-        self.scopes.append(_Scope())
-        self.read(_without_docstring(node.body))
-        self.scopes[-1].bound = {n: i for n, i in self.scopes[-1].bound.items() if i is not None}
-        self._leave()
-
-    def _comprehension(self, node: ast.AST) -> None:
-        self.scopes.append(_Scope())
-        self._children(node, _fields(type(node)))
-        self._leave()
-
-    def _decorators(self, node: Any) -> None:
-        """A decorator of marin_core sets resources and retries, which cannot change a result: it does not count."""
-        kept = [d for d in node.decorator_list if _root(d) not in self.executors]
-        if kept:
-            self.read(kept)
-
-    def _leave(self) -> None:
-        """Ends a scope: what it does not bind is read from the scope around; what an import binds is found."""
-        scope = self.scopes.pop()
-        for chain in scope.reads:
-            if chain[0] in scope.bound and chain[0] not in scope.outer:
-                local = scope.bound[chain[0]]
-                if local is not None:
-                    self.found[Read(chain[1:], local)] = None
-            else:
-                self.scopes[-1].reads[chain] = None
-
-
-_SPECIAL: dict[type[ast.AST], Any] = {
-    ast.Name: _Reader._name,
-    ast.Attribute: _Reader._attribute,
-    ast.Constant: _Reader._constant,
-    ast.Import: _Reader._import,
-    ast.ImportFrom: _Reader._import,
-    ast.Global: _Reader._outer,
-    ast.Nonlocal: _Reader._outer,
-    ast.ExceptHandler: _Reader._named,
-    ast.MatchAs: _Reader._named,
-    ast.MatchStar: _Reader._named,
-    ast.FunctionDef: _Reader._function,
-    ast.AsyncFunctionDef: _Reader._function,
-    ast.Lambda: _Reader._function,
-    ast.ClassDef: _Reader._class,
-    **dict.fromkeys(_COMPREHENSIONS, _Reader._comprehension),
-}
-
-
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    first = body[0]
-    is_docstring = (
-        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
-    )
-    return body[1:] if is_docstring else body
-
-
-def _root(decorator: ast.expr) -> str:
-    """The name that a decorator starts from: ``step`` in ``@step(…)``, ``marin_core`` in ``@marin_core.step``."""
-    while not isinstance(decorator, ast.Name):
-        inner = decorator.func if isinstance(decorator, ast.Call) else getattr(decorator, "value", None)
-        if not isinstance(inner, ast.expr):
-            return ""
-        decorator = inner
-    return decorator.id
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()

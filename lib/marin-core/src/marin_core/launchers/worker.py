@@ -133,12 +133,14 @@ def _is_full(e: BaseException) -> bool:
 
 def plain(value: Any, *, where: str) -> Any:
     """A body's value as strict JSON: dataclasses become objects, tuples lists, paths text, array scalars numbers, and
-    floats that are not finite their names.
+    enums their value, and
+    floats that are not finite their names. `results` reads them back.
 
     Raises:
         TypeError: a part has no JSON form; names the path to it.
     """
     import dataclasses
+    import enum
 
     from marin_core.records import finite
 
@@ -148,13 +150,16 @@ def plain(value: Any, *, where: str) -> Any:
         for k in value:
             if not isinstance(k, str):
                 raise TypeError(f"{where}: the key {k!r} is a {type(k).__name__}; a recorded value has text keys only")
-        return {k: plain(v, where=f"{where}[{k!r}]") for k, v in value.items()}
+        # As they will be read back: the order of keys is no part of a value.
+        return {k: plain(v, where=f"{where}[{k!r}]") for k, v in sorted(value.items())}
     if isinstance(value, list | tuple):
         return [plain(v, where=f"{where}[{i}]") for i, v in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, enum.Enum):
+        return plain(value.value, where=where)
     if isinstance(value, int):
         return int(value)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):

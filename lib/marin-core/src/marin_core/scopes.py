@@ -1,0 +1,286 @@
+"""Scopes: one walk over a piece of syntax that writes its canonical text and finds what it takes from outside itself.
+
+Text: node types, fields and leaves in order, without positions, comments, docstrings and statements that do nothing
+(``pass``, a bare string). Annotations are part of it: they decide what a parameter receives and what fields a
+dataclass has.
+
+Reads: dotted names that are bound neither in the piece nor in Python, scopes respected, so that a local variable
+called like a module constant is no read of that constant. Beside names there are what a program imports by text:
+strings that spell a module (``"pkg.models.x"``, ``f"pkg.models.{name}"``, ``".x"``, ``"pkg.x:f"``), the argument of
+``import_module``, and a script's file (``"tools/split.py"``). ``globals()``, ``eval``, ``exec`` and
+``sys.modules[__name__]`` read the whole module they stand in.
+"""
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+Chain = tuple[str, ...]
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_UNDIGESTED = {"ctx", "kind", "type_comment"}
+_MODULE_STRING = re.compile(r"(\.*)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\.?)(?::([A-Za-z_]\w*))?")
+_FILE_STRING = re.compile(r"[\w./-]*\w\.py")
+_IMPORTERS = ("import_module", "__import__", "run_module", "find_spec")
+_WHOLE_MODULE = ("globals", "eval", "exec")
+
+BY_FILE = -1
+"""Level of an import that names a file, relative to the one it stands in; that file itself if it names none."""
+
+
+class Import(NamedTuple):
+    """One name of an import statement, as written: ``from {level dots}{module} import {attribute}``."""
+
+    level: int
+    module: str
+    attribute: str | None
+    """None for ``import module``."""
+
+
+class Read(NamedTuple):
+    """A dotted read, from the module's scope or (``local``) from an import inside the body.
+
+    A string that spells a module reads that module: ``chain`` is empty, and ``local`` the import it amounts to; a name
+    that ends in a dot stands for every module of that package.
+    """
+
+    chain: Chain
+    local: Import | None
+
+
+_OWN_MODULE = Read((), Import(BY_FILE, "", None))
+
+
+def imported(node: ast.Import | ast.ImportFrom) -> list[tuple[str, Import]]:
+    """The names that an import statement binds, and to what."""
+    if isinstance(node, ast.ImportFrom):
+        return [(a.asname or a.name, Import(node.level, node.module or "", a.name)) for a in node.names]
+    tops = [(a.asname or a.name.split(".")[0], a.name if a.asname else a.name.split(".")[0]) for a in node.names]
+    return [(name, Import(0, module, None)) for name, module in tops]
+
+
+def loaded(node: ast.Import | ast.ImportFrom) -> list[Import]:
+    """What an import statement makes Python load, whatever it binds."""
+    if isinstance(node, ast.ImportFrom):
+        return [target for _, target in imported(node)]
+    return [Import(0, a.name, None) for a in node.names]
+
+
+def dotted(node: ast.AST | None) -> Chain:
+    """The dotted name that an expression starts with: ``a.b`` of ``a.b``, ``a.b(…)`` and ``a.b[…].c``."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if isinstance(node, ast.Attribute):
+        base = node.value
+        while isinstance(base, ast.Attribute):
+            base = base.value
+        return (*dotted(node.value), node.attr) if isinstance(base, ast.Name) else dotted(base)
+    if isinstance(node, ast.Call):
+        return dotted(node.func)
+    return dotted(node.value) if isinstance(node, ast.Subscript) else ()
+
+
+class _Scope:
+    """Reads and bindings of one function body, comprehension or module-level statement."""
+
+    def __init__(self) -> None:
+        self.bound: dict[str, Import | None] = {}
+        self.outer: set[str] = set()
+        self.reads: dict[Chain, None] = {}
+
+
+@functools.cache
+def _fields(kind: type[ast.AST]) -> tuple[str, ...]:
+    return tuple(f for f in kind._fields if f not in _UNDIGESTED)
+
+
+class Reader:
+    """One walk over a tree that writes its canonical text and finds what it reads from outside.
+
+    Empty fields are left out of the text, so that fields a later Python adds do not change it.
+    """
+
+    def __init__(self, executors: frozenset[str]) -> None:
+        self.executors = executors
+        self.text: list[str] = []
+        self.found: dict[Read, None] = {}
+        self.loads: list[Import] = []
+        self.scopes = [_Scope()]
+
+    def finish(self) -> list[Read]:
+        """All reads; at module level nothing is local."""
+        self.found.update(dict.fromkeys(Read(chain, None) for chain in self.scopes[0].reads))
+        if any(chain[0] in _WHOLE_MODULE for chain in self.scopes[0].reads):
+            self.found[_OWN_MODULE] = None
+        return list(self.found)
+
+    def read(self, node: Any) -> None:
+        """A node, a list of nodes or a leaf."""
+        if isinstance(node, list):
+            self.text.append("[")
+            for item in node:
+                if not _does_nothing(item):
+                    self.read(item)
+            self.text.append("]")
+        elif not isinstance(node, ast.AST):
+            self.text.append(f"{node!r},")
+        else:
+            self.text.append(f"{type(node).__name__}(")
+            special = _SPECIAL.get(type(node))
+            if special is None:
+                self._children(node, _fields(type(node)))
+            else:
+                special(self, node)
+            self.text.append(")")
+
+    def _children(self, node: ast.AST, fields: tuple[str, ...]) -> None:
+        values = node.__dict__
+        for field in fields:
+            value = values.get(field)
+            if value is not None and value != []:
+                self.text.append(f"{field}=")
+                self.read(value)
+
+    def _name(self, node: ast.Name) -> None:
+        self.text.append(node.id)
+        if isinstance(node.ctx, ast.Load):
+            self.scopes[-1].reads[node.id,] = None
+        else:
+            self.scopes[-1].bound.setdefault(node.id, None)
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        names, base = [node.attr], node.value
+        while isinstance(base, ast.Attribute):
+            names.append(base.attr)
+            base = base.value
+        self.text.append(".".join(reversed(names)))
+        if isinstance(base, ast.Name):
+            self.text.append(f"<{base.id}")
+            self.scopes[-1].reads[base.id, *reversed(names)] = None
+        else:
+            self.read(base)
+
+    def _constant(self, node: ast.Constant) -> None:
+        value = node.value
+        self.text.append(hex(value) if type(value) is int else repr(value))
+        if isinstance(value, str):
+            self.found.update(dict.fromkeys(_named_in(value)))
+
+    def _call(self, node: ast.Call) -> None:
+        """``import_module("helpers")``: there, one word is a module too."""
+        self._children(node, _fields(type(node)))
+        first = node.args[0] if node.args else None
+        name = first.value if isinstance(first, ast.Constant) else None
+        if (
+            isinstance(name, str)
+            and name.isidentifier()
+            and dotted(node.func)[-1:]
+            and dotted(node.func)[-1] in _IMPORTERS
+        ):
+            self.found[Read((), Import(0, name, None))] = None
+
+    def _subscript(self, node: ast.Subscript) -> None:
+        self._children(node, _fields(type(node)))
+        if dotted(node.value) == ("sys", "modules"):
+            self.found[_OWN_MODULE] = None
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        self._children(node, _fields(type(node)))
+        self.scopes[-1].bound.update(imported(node))
+        self.loads.extend(loaded(node))
+
+    def _outer(self, node: ast.Global | ast.Nonlocal) -> None:
+        self._children(node, _fields(type(node)))
+        self.scopes[-1].outer.update(node.names)
+
+    def _named(self, node: Any) -> None:
+        """Patterns and handlers that bind a name given as text."""
+        if node.name:
+            self.scopes[-1].bound.setdefault(node.name, None)
+        self._children(node, _fields(type(node)))
+
+    def _function(self, node: Any) -> None:
+        """Decorators, defaults and annotations belong to the scope around, parameters and body to a new one."""
+        if not isinstance(node, ast.Lambda):
+            self.text.append(node.name)
+            self.scopes[-1].bound.setdefault(node.name, None)
+            self._decorators(node)
+            self._children(node, ("returns", "type_params"))
+        self.read(node.args)
+        arguments = node.args
+        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+        self.scopes.append(_Scope())
+        self.scopes[-1].bound.update({a.arg: None for a in named if a is not None})
+        self.read(node.body)
+        self._leave()
+
+    def _class(self, node: ast.ClassDef) -> None:
+        """Names that a class body binds are not seen by its methods, so they hide nothing from the scope around."""
+        self.text.append(node.name)
+        self.scopes[-1].bound.setdefault(node.name, None)
+        self._decorators(node)
+        self._children(node, ("bases", "keywords", "type_params"))
+        self.scopes.append(_Scope())
+        self.read(node.body)
+        self.scopes[-1].bound = {n: i for n, i in self.scopes[-1].bound.items() if i is not None}
+        self._leave()
+
+    def _comprehension(self, node: ast.AST) -> None:
+        self.scopes.append(_Scope())
+        self._children(node, _fields(type(node)))
+        self._leave()
+
+    def _decorators(self, node: Any) -> None:
+        """A decorator of marin_core sets resources and retries, which cannot change a result: it does not count."""
+        kept = [d for d in node.decorator_list if dotted(d)[:1] == () or dotted(d)[0] not in self.executors]
+        if kept:
+            self.read(kept)
+
+    def _leave(self) -> None:
+        """Ends a scope: what it does not bind is read from the scope around; what an import binds is found."""
+        scope = self.scopes.pop()
+        for chain in scope.reads:
+            if chain[0] in scope.bound and chain[0] not in scope.outer:
+                local = scope.bound[chain[0]]
+                if local is not None:
+                    self.found[Read(chain[1:], local)] = None
+            else:
+                self.scopes[-1].reads[chain] = None
+
+
+_SPECIAL: dict[type[ast.AST], Any] = {
+    ast.Name: Reader._name,
+    ast.Attribute: Reader._attribute,
+    ast.Constant: Reader._constant,
+    ast.Call: Reader._call,
+    ast.Subscript: Reader._subscript,
+    ast.Import: Reader._import,
+    ast.ImportFrom: Reader._import,
+    ast.Global: Reader._outer,
+    ast.Nonlocal: Reader._outer,
+    ast.ExceptHandler: Reader._named,
+    ast.MatchAs: Reader._named,
+    ast.MatchStar: Reader._named,
+    ast.FunctionDef: Reader._function,
+    ast.AsyncFunctionDef: Reader._function,
+    ast.Lambda: Reader._function,
+    ast.ClassDef: Reader._class,
+    **dict.fromkeys(_COMPREHENSIONS, Reader._comprehension),
+}
+
+
+def _does_nothing(node: Any) -> bool:
+    return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+
+def _named_in(text: str) -> Iterator[Read]:
+    """The modules that a string may name."""
+    if _FILE_STRING.fullmatch(text):
+        yield Read((), Import(BY_FILE, text, None))
+    elif (match := _MODULE_STRING.fullmatch(text)) is not None:
+        dots, module, attribute = match.groups()
+        if dots or attribute or "." in module:
+            yield Read((), Import(len(dots), module, attribute))

@@ -1,0 +1,274 @@
+"""Reach: whatever way a step comes by a piece of code, its change counts and is named; what it cannot run does not."""
+
+from collections.abc import Callable
+
+import pytest
+
+from marin_core.code import Code
+
+STEP = "from marin_core import step\n"
+
+REACHED = {
+    "another library under the same name": (
+        {"main": "import numpy as np\n@step\ndef work(): return np.sum"},
+        ("main", "numpy", "jax.numpy"),
+        "pkg.main:np",
+    ),
+    "another function of a library under the same name": (
+        {"main": "from math import sin as f\n@step\ndef work(): return f(1)"},
+        ("main", "sin", "cos"),
+        "pkg.main:f",
+    ),
+    "a base class": (
+        {
+            "base": "class Base:\n    def f(self): return 1",
+            "main": "from pkg.base import Base\nclass A(Base): pass\n@step\ndef work(): return A().f()",
+        },
+        ("base", "return 1", "return 2"),
+        "pkg.base:Base",
+    ),
+    "a property": (
+        {"main": "class A:\n    @property\n    def f(self): return 1\n@step\ndef work(): return A().f"},
+        ("main", "return 1", "return 2"),
+        "pkg.main:A",
+    ),
+    "a method that is set from outside the class": (
+        {"main": "class A: pass\ndef g(self): return 1\nA.f = g\n@step\ndef work(): return A().f()"},
+        ("main", "return 1", "return 2"),
+        "pkg.main:g",
+    ),
+    "a decorator of a helper": (
+        {
+            "main": "def twice(f): return lambda: 2 * f()\n@twice\ndef helper(): return 1\n@step\n"
+            "def work(): return helper()"
+        },
+        ("main", "2 * f()", "3 * f()"),
+        "pkg.main:twice",
+    ),
+    "a default of a helper": (
+        {"main": "LIMIT = 1\ndef helper(n=LIMIT): return n\n@step\ndef work(): return helper()"},
+        ("main", "LIMIT = 1", "LIMIT = 2"),
+        "pkg.main:LIMIT",
+    ),
+    "a computed constant": (
+        {"main": "A = 1\nB = [A + n for n in range(3)]\n@step\ndef work(): return B"},
+        ("main", "A = 1", "A = 2"),
+        "pkg.main:A",
+    ),
+    "a constant that a loop fills": (
+        {"main": "T = {}\nfor n in (1, 2):\n    T[n] = n\n@step\ndef work(): return T"},
+        ("main", "(1, 2)", "(1, 3)"),
+        "pkg.main:T",
+    ),
+    "a constant that an entry is taken from": (
+        {"main": "T = {1: 1, 2: 2}\ndel T[1]\n@step\ndef work(): return T"},
+        ("main", "del T[1]", "del T[2]"),
+        "pkg.main:T",
+    ),
+    "a constant bound on the way": (
+        {"main": "print(LIMIT := 1)\n@step\ndef work(): return LIMIT"},
+        ("main", ":= 1", ":= 2"),
+        "pkg.main:LIMIT",
+    ),
+    "a constant set by setattr": (
+        {"main": "class A: n = 0\nsetattr(A, 'n', 1)\n@step\ndef work(): return A.n"},
+        ("main", "'n', 1", "'n', 2"),
+        "pkg.main:setattr()",
+    ),
+    "a constant that a call sets": (
+        {
+            "main": "n = 0\ndef configure():\n    global n\n    n = 1\nconfigure()\n@step\ndef work(): return n",
+        },
+        ("main", "    n = 1", "    n = 2"),
+        "pkg.main:configure",
+    ),
+    "another module's constant, set from here": (
+        {
+            "config": "LIMIT = 1",
+            "helper": "from pkg import config\ndef f(): return config.LIMIT",
+            "main": "from pkg import config\nfrom pkg.helper import f\nconfig.LIMIT = 2\n@step\ndef work(): return f()",
+        },
+        ("main", "LIMIT = 2", "LIMIT = 3"),
+        "pkg.main:config",
+    ),
+    "what a decorator registers": (
+        {
+            "registry": "ALL = {}\ndef register(f):\n    ALL[f.__name__] = f\n    return f",
+            "plugins": "from pkg.registry import register\n@register\ndef plugin(): return 1",
+            "main": "import pkg.plugins\nfrom pkg.registry import ALL\n@step\ndef work(): return ALL['plugin']()",
+        },
+        ("plugins", "return 1", "return 2"),
+        "pkg.plugins:plugin",
+    ),
+    "what a call registers, in a module that the body loads": (
+        {
+            "registry": "ALL = []",
+            "plugins": "from pkg.registry import ALL\ndef plugin(): return 1\nALL.append(plugin)",
+            "main": "from pkg import registry\n@step\ndef work():\n"
+            "    import pkg.plugins\n    return registry.ALL[0]()",
+        },
+        ("plugins", "return 1", "return 2"),
+        "pkg.plugins:plugin",
+    ),
+    "what a package registers when it is loaded": (
+        {
+            "__init__": "from pkg.registry import register\nregister(1)",
+            "registry": "ALL = []\ndef register(n): ALL.append(n)",
+            "main": "from pkg.registry import ALL\n@step\ndef work(): return ALL",
+        },
+        ("__init__", "register(1)", "register(2)"),
+        "pkg:register()",
+    ),
+    "a subclass that its base class registers": (
+        {
+            "base": "class Base:\n    all = []\n    def __init_subclass__(cls): Base.all.append(cls)",
+            "plugins": "from pkg.base import Base\nclass Mid(Base): pass\n"
+            "class Plugin(Mid):\n    def f(self): return 1",
+            "main": "from pkg import plugins\nfrom pkg.base import Base\n@step\ndef work(): return Base.all[-1]().f()",
+        },
+        ("plugins", "return 1", "return 2"),
+        "pkg.plugins:Plugin",
+    ),
+    "an overload of a generic function": (
+        {
+            "main": "from functools import singledispatch\n@singledispatch\ndef f(x): return 0\n"
+            "@f.register\ndef _(x: int): return 1\n@step\ndef work(): return f(1)"
+        },
+        ("main", "return 1", "return 2"),
+        "pkg.main:_",
+    ),
+    "a function found by name in this module": (
+        {"main": "def f(): return 1\n@step\ndef work(n='f'): return globals()[n]()"},
+        ("main", "return 1", "return 2"),
+        "pkg.main:f",
+    ),
+    "a function found by name in sys.modules": (
+        {"main": "import sys\ndef f(): return 1\n@step\ndef work(n='f'): return getattr(sys.modules[__name__], n)()"},
+        ("main", "return 1", "return 2"),
+        "pkg.main:f",
+    ),
+    "a relative import by text": (
+        {
+            "helpers": "def f(): return 1",
+            "main": "from importlib import import_module\n@step\n"
+            "def work(): return import_module('.helpers', 'pkg').f()",
+        },
+        ("helpers", "return 1", "return 2"),
+        "pkg.helpers:f",
+    ),
+    "a function named as module:function": (
+        {"helpers": "def f(): return 1\ndef g(): return 1", "main": "@step\ndef work(n='pkg.helpers:f'): return n"},
+        ("helpers", "f(): return 1", "f(): return 2"),
+        "pkg.helpers:f",
+    ),
+    "a script that a subprocess runs": (
+        {"tool": "print(1)", "main": "import subprocess\n@step\ndef work(): subprocess.run(['python', 'pkg/tool.py'])"},
+        ("tool", "print(1)", "print(2)"),
+        "pkg.tool:print()",
+    ),
+    "a lazy export without a declaration": (
+        {
+            "__init__": "from importlib import import_module\n_LAZY = {'f': 'helpers'}\n"
+            "def __getattr__(name): return getattr(import_module(f'{__name__}.{_LAZY[name]}'), name)",
+            "helpers": "def f(): return 1",
+            "main": "import pkg\n@step\ndef work(): return pkg.f()",
+        },
+        ("helpers", "return 1", "return 2"),
+        "pkg.helpers:f",
+    ),
+    "an enum's value": (
+        {"main": "import enum\nclass E(enum.Enum):\n    A = 1\n@step\ndef work(): return E.A.value"},
+        ("main", "A = 1", "A = 2"),
+        "pkg.main:E",
+    ),
+    "a dataclass's default": (
+        {
+            "main": "from dataclasses import dataclass\n@dataclass\nclass C:\n    n: int = 1\n@step\n"
+            "def work(): return C().n"
+        },
+        ("main", "n: int = 1", "n: int = 2"),
+        "pkg.main:C",
+    ),
+    "a nested function and a comprehension": (
+        {
+            "main": "def f(n): return n\n@step\ndef work():\n"
+            "    def inner():\n        return [f(n) for n in range(3)]\n    return inner()"
+        },
+        ("main", "return n\n", "return -n\n"),
+        "pkg.main:f",
+    ),
+    "what a failed import falls back to": (
+        {
+            "main": "try:\n    from nowhere import f\nexcept ImportError:\n    def f(): return 1\n"
+            "@step\ndef work(): return f()"
+        },
+        ("main", "return 1", "return 2"),
+        "pkg.main:f",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REACHED)
+def test_whatever_way_code_is_reached_its_change_counts_and_is_named(code_of: Callable[..., Code], case: str) -> None:
+    files, (file, old, new), unit = REACHED[case]
+    files = {name: STEP + source if name == "main" else source for name, source in files.items()}
+    assert old in files[file]
+    before, after = code_of(**files), code_of(**(files | {file: files[file].replace(old, new, 1)}))
+    changed = {n for n in before.units | after.units if before.units.get(n) != after.units.get(n)}
+    assert unit in changed
+    assert before.digest != after.digest
+
+
+NOT_REACHED = {
+    "a helper that nobody calls": (
+        {"main": "def f(): return 1\n@step\ndef work(): return 2"},
+        ("main", "return 1", "return 3"),
+    ),
+    "what only type checkers import": (
+        {
+            "types": "class C:\n    def f(self): return 1",
+            "main": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.types import C\n"
+            "def helper(c: 'C'): return c\n@step\ndef work(): return helper(1)",
+        },
+        ("types", "return 1", "return 2"),
+    ),
+    "what runs only when the script does": (
+        {"main": "import sys\n@step\ndef work(): return 1\nif __name__ == '__main__':\n    print(1)"},
+        ("main", "print(1)", "print(2)"),
+    ),
+    "the script's own call of main": (
+        {
+            "main": "from marin_core import main\n@step\ndef work(): return 1\ndef build(): return 1\n"
+            "if not work:\n    main(build)"
+        },
+        ("main", "build(): return 1", "build(): return 2"),
+    ),
+    "what a library decorates": (
+        {"main": "import functools\n@functools.cache\ndef f(): return 1\n@step\ndef work(): return 2"},
+        ("main", "return 1", "return 3"),
+    ),
+    "a library that nobody reads": (
+        {"main": "import json as j\n@step\ndef work(): return 1"},
+        ("main", "json", "math"),
+    ),
+    "a docstring, pass and layout": (
+        {
+            "main": "def f():\n    'Doc.'\n    if True:\n        pass\n    return (1,\n 2)\n"
+            "@step\ndef work(): return f()"
+        },
+        (
+            "main",
+            "'Doc.'\n    if True:\n        pass\n    return (1,\n 2)",
+            "if (True): 'why'\n    return (1, 2)  # both",
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NOT_REACHED)
+def test_what_is_not_reached_does_not_count(code_of: Callable[..., Code], case: str) -> None:
+    files, (file, old, new) = NOT_REACHED[case]
+    files = {name: STEP + source if name == "main" else source for name, source in files.items()}
+    assert old in files[file]
+    before = code_of(**files)
+    assert before.digest == code_of(**(files | {file: files[file].replace(old, new, 1)})).digest
