@@ -1,9 +1,9 @@
 """Reasons: why a step runs, is reused or is refused, in words that name the field, the helper or the input.
 
-`decide` is pure but for one look at the output's file sizes, on a local disk: from a node, the record of what is committed and the
-output digests of its upstream steps it gives one `Decision` with its reason. `plan` applies it over a graph before
-anything ran, where an upstream step that will run has no output digest yet; the runner applies it again when the
-digests are known, and an upstream step that came out the same then rebuilds nothing (early cutoff).
+`decide` is pure but for one look at the output's file sizes, on a local disk: from a node, the record of what is
+committed and the output digests of its upstream steps it gives one `Decision` with its reason. `plan` applies it over a
+graph before anything ran, where an upstream step that will run has no output digest yet; the runner applies it again
+when the digests are known, and an upstream step that came out the same then rebuilds nothing (early cutoff).
 
 A version is a promise: at a versioned address a changed recipe, code or input is refused until it is accepted or
 rebuilt by name. An unversioned address changes with its recipe, so only code and inputs can differ there, and they
