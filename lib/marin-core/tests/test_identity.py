@@ -3,6 +3,7 @@
 import dataclasses
 import enum
 import functools
+import importlib.metadata
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_core.errors import EncodingError
-from marin_core.identity import digest, encode
+from marin_core.identity import digest, encode, installed_packages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,3 +189,11 @@ def test_digests_do_not_depend_on_hash_seed_directory_or_being_the_script(tmp_pa
     }
     assert len(outputs) == 1
     assert outputs.pop().count("\n") == 2
+
+
+def test_installed_packages_are_those_that_importlib_names() -> None:
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        if distribution.name:
+            found.setdefault(distribution.name.lower().replace("_", "-"), distribution.version)
+    assert installed_packages() == found

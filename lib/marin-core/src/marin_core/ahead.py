@@ -53,19 +53,23 @@ def _threaded[T, R](store: Store, work: Callable[[T], R], todo: list[T]) -> list
     if threads <= 1:
         return [work(item) for item in todo]
     results: dict[int, R] = {}
-    remaining = deque(enumerate(todo))  # whose popleft is atomic, and dearer bookkeeping would cost more than a read
+    remaining = deque(enumerate(todo))  # popleft is atomic; a future for each item would cost more than a read
 
-    def drain(_: int) -> None:
-        while remaining:
-            try:
-                i, item = remaining.popleft()
-            except IndexError:
-                return
+    def drain(_thread: int) -> None:
+        while (taken := _next(remaining)) is not None:
+            i, item = taken
             results[i] = work(item)
 
     with ThreadPoolExecutor(threads, thread_name_prefix="marin-ahead") as pool:
         try:
             list(pool.map(drain, range(threads)))
         finally:
-            remaining.clear()
+            remaining.clear()  # after an error, or an interrupt, the threads end with what they have begun
     return [results[i] for i in range(len(todo))]
+
+
+def _next[T](remaining: deque[T]) -> T | None:
+    try:
+        return remaining.popleft()
+    except IndexError:
+        return None
