@@ -1,5 +1,6 @@
 """Recipes: what enters a step's identity, from wherever and however it is asked for."""
 
+import importlib.metadata
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from marin_core import EncodingError, Resources, Step, UsageError, lower, step
 from marin_core.graph import Node
+from marin_core.identity import installed_packages
 
 
 @step
@@ -207,3 +209,11 @@ def test_the_order_of_a_dict_reaches_neither_identity_nor_body(keys: list[str]) 
     assert list(handle.arguments["x"]) == list(handle.arguments["x"]["a"]) == sorted(keys)
     steps = node({k: node(n=ord(k)) for k in keys})
     assert list(only(steps).upstream) == [address(node(n=ord(k))) for k in sorted(keys)]
+
+
+def test_installed_packages_are_those_that_importlib_names() -> None:
+    found: dict[str, str] = {}
+    for distribution in importlib.metadata.distributions():
+        if distribution.name:
+            found.setdefault(distribution.name.lower().replace("_", "-"), distribution.version)
+    assert installed_packages() == found

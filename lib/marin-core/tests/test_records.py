@@ -110,3 +110,28 @@ def test_a_bare_nan_that_an_earlier_version_wrote_reads_as_its_name() -> None:
     assert from_json(RunRecord, to_json(record), where="x") == record
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(dataclasses.replace(run_record, environment={"loss": math.nan}))
+
+
+def test_a_run_record_has_a_line_for_each_step_and_each_fact() -> None:
+    nodes = tuple(
+        NodeRecord(
+            address=f"a/{i}", name="a", version=None, upstream=(), arguments={"i": i}, decision="run", reason="",
+            outcome="pending",
+        )
+        for i in range(3)
+    )  # fmt: skip
+    text = to_json(dataclasses.replace(a_run(), nodes=nodes))
+    lines = text.splitlines()
+    assert [line for line in lines if '"python"' in line] == ['    "python": "3.12"']
+    assert [json.loads(line.strip().rstrip(","))["address"] for line in lines if '"a/' in line] == ["a/0", "a/1", "a/2"]
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(record=records(StepRecord))
+def test_the_text_of_a_record_is_its_fields_as_json(record: StepRecord) -> None:
+    assert json.loads(to_json(record)) == json.loads(json.dumps(dataclasses.asdict(record)))
+
+
+def test_what_is_no_record_is_refused_inside_one() -> None:
+    with pytest.raises(TypeError, match="a object has no place in a record"):
+        to_json(dataclasses.replace(a_run(), environment={"x": object()}))

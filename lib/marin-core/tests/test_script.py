@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from marin_core.script import parse
+
 SCRIPT = textwrap.dedent(
     '''
     from typing import Literal
@@ -311,3 +313,19 @@ def test_a_later_schema_is_told_by_every_command(script: Run, marin: Run, tmp_pa
         assert told in done.stdout
     assert told in marin("status").stdout
     assert told in marin("verify").stdout
+
+
+def test_no_flags_at_all_are_the_defaults_as_the_parser_gives_them() -> None:
+    def build(*, learning_rate: float = 3e-4, names: tuple[str, ...] = ("a", "b"), where: Path = Path("x")) -> None:
+        """Takes what scripts take."""
+
+    assert parse(build, []) == parse(build, ["--learning-rate", "3e-4"])
+
+
+def test_a_flag_without_a_default_is_asked_for() -> None:
+    def build(*, corpus: str) -> None:
+        """Needs a corpus."""
+
+    with pytest.raises(SystemExit) as stopped:
+        parse(build, [])
+    assert stopped.value.code == 2

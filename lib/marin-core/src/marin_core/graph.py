@@ -160,15 +160,15 @@ def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, r
         recipe=recipe,
         recipe_digest=recipe_digest,
         code=reach.code_of(function, *classes),
-        environment=identity.environment_digest(_workspace_source(function)) if step.external is None else "",
+        environment=_environment(function) if step.external is None else "",
         upstream=upstream,
     )
 
 
 @functools.lru_cache(maxsize=4096)
-def _workspace_source(function: Any) -> Path | None:
+def _environment(function: Any) -> str:
     path = code.source_path(function)
-    return path if path is not None and sources.is_workspace(path) else None
+    return identity.environment_digest(path if path is not None and sources.is_workspace(path) else None)
 
 
 def _check_apart(nodes: Mapping[str, Node]) -> None:

@@ -75,10 +75,15 @@ def _environment_digest(directory: Path | None) -> str:
 @functools.cache
 def installed_packages() -> dict[str, str]:
     """Installed distributions: normalised name -> version. Of two with one name, the one that imports find."""
+    from email.parser import HeaderParser
     from importlib.metadata import distributions
 
+    parser = HeaderParser()
     found: dict[str, str] = {}
     for distribution in distributions():
-        if distribution.name:
-            found.setdefault(distribution.name.lower().replace("_", "-"), distribution.version)
+        # `name` and `version` would each parse the whole file, long description and all, three times in all.
+        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or distribution.read_text("")
+        headers = parser.parsestr((text or "").partition("\n\n")[0])
+        if name := headers["Name"]:
+            found.setdefault(name.lower().replace("_", "-"), headers["Version"])
     return dict(sorted(found.items()))

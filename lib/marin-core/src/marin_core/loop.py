@@ -97,6 +97,7 @@ class Loop:
             kill=lambda: interrupts.end_all(launcher, tuple(self.running), grace=0),
         )
         # What is known of nodes: the committed record, the output digest (None: no usable output), unsettled inputs.
+        self.planned: dict[str, reasons.Planned] = {}
         self.found: dict[str, Any] = {}
         self.outputs: dict[str, str | None] = {}
         self.unfinished = {a: set(n.upstream) for a, n in graph.nodes.items()}
@@ -124,7 +125,8 @@ class Loop:
             RunInterrupted: a signal came; the bodies are stopped and the record is written.
         """
         self.store.check_writable()
-        planned = reasons.plan(self.graph, self.store, options=self.options)
+        planned = reasons.plan(self.graph, self.store, options=self.options, history=self.history)
+        self.planned = {p.address: p for p in planned}
         self.found = {p.address: p.record for p in planned}
         for node in (self.graph.nodes[p.address] for p in planned if p.decision == "run"):
             self.slots.enter(node)
@@ -192,7 +194,14 @@ class Loop:
             digest = node.recipe_digest
             self._settle(address, digest, decision=decision, reason=reason, outcome="reused", output_digest=digest)
         else:
-            self._act(node, *self._decision(node))
+            self._act(node, *(self._as_planned(node) or self._decision(node)))
+
+    def _as_planned(self, node: Node) -> tuple[Decision, str] | None:
+        """The plan's decision, where it was made on the very inputs that have come out since."""
+        planned = self.planned[node.address]
+        if any(self.outputs[u] != self.planned[u].output for u in node.upstream):
+            return None
+        return planned.decision, planned.reason
 
     def _decision(self, node: Node) -> tuple[Decision, str]:
         return reasons.decide(
@@ -211,8 +220,8 @@ class Loop:
             self._line_up(node)
         elif decision in ("reuse", "accept"):
             record: StepRecord = self.found[address]
-            self.ledger.commit(address, record)
-            self._settle(address, record.output_digest, decision=decision, reason=reason, outcome="reused")
+            self.ledger.commit(address, record, decision=decision, reason=reason, outcome="reused")
+            self._settle(address, record.output_digest)
         else:
             if decision == "refuse" and not self.keep_going:
                 self.stopping = self.stopping or "refused"
@@ -222,7 +231,8 @@ class Loop:
     def _settle(self, address: str, output: str | None, **changes: Any) -> None:
         """A node is through, with an output or without: dependants that waited for nothing else are open now."""
         self.outputs[address] = output
-        self.ledger.set(address, **changes)
+        if changes:
+            self.ledger.set(address, **changes)
         for dependant in self.dependants[address]:
             self.unfinished[dependant].discard(address)
             if not self.unfinished[dependant]:

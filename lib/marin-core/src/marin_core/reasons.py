@@ -1,9 +1,9 @@
 """Reasons: why a step runs, is reused or is refused, in words that name the field, the helper or the input.
 
-`decide` is pure but for one look at the output's file sizes: from a node, the record of what is committed and the
-output digests of its upstream steps it gives one `Decision` with its reason. `plan` applies it over a graph before
-anything ran, where an upstream step that will run has no output digest yet; the runner applies it again when the
-digests are known, and an upstream step that came out the same then rebuilds nothing (early cutoff).
+`decide` is pure but for one look at the output's file sizes, on a local disk: from a node, the record of what is
+committed and the output digests of its upstream steps it gives one `Decision` with its reason. `plan` applies it over a
+graph before anything ran, where an upstream step that will run has no output digest yet; the runner applies it again
+when the digests are known, and an upstream step that came out the same then rebuilds nothing (early cutoff).
 
 A version is a promise: at a versioned address a changed recipe, code or input is refused until it is accepted or
 rebuilt by name. An unversioned address changes with its recipe, so only code and inputs can differ there, and they
@@ -12,11 +12,12 @@ rebuild.
 
 import fnmatch
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marin_core import identity
+from marin_core.ahead import side_by_side
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
 from marin_core.records import Decision, StepRecord, committed
@@ -24,7 +25,8 @@ from marin_core.steps import OnCodeChange
 from marin_core.store import Store
 
 _MOST_SIBLINGS = 64
-
+"""Earlier recipes of one name, and of all names of a graph, that are read to say what is new."""
+_MOST_READ = 4096
 _MOST_CHANGES = 6
 _LONG = 32
 """Items of a list above which a text speaks of it as a whole."""
@@ -60,6 +62,8 @@ class Planned:
     decision: Decision
     reason: str
     record: StepRecord | None
+    output: str | None = None
+    """Output digest that dependants are decided on; None where the step would run first, or has none."""
 
 
 def matches(globs: tuple[str, ...], node: Node) -> bool:
@@ -96,12 +100,8 @@ Found = StepRecord | CorruptRecordError | NewerRecordError | None
 def read_record(store: Store, address: str) -> Found:
     """The committed record of a step; the error if there is one that cannot be read."""
     key = f"{address}/step.json"
-    return _record(store.read(key), where=key)
-
-
-def _record(data: bytes | None, *, where: str) -> Found:
     try:
-        return committed(data, where=where)
+        return committed(store.read(key), where=key)
     except (CorruptRecordError, NewerRecordError) as e:
         return e
 
@@ -111,25 +111,51 @@ def inputs_digest(node: Node, outputs: Mapping[str, str | None]) -> str:
     return identity.digest([outputs[a] for a in node.upstream])
 
 
-def plan(graph: Graph, store: Store, *, options: Options) -> tuple[Planned, ...]:
-    """Decisions for every node of a graph, in topological order. Reads; writes nothing."""
-    planned: dict[str, Planned] = {}
+def plan(graph: Graph, store: Store, *, options: Options, history: "History | None" = None) -> tuple[Planned, ...]:
+    """Decisions for every node of a graph, in topological order. Reads; writes nothing.
+
+    All records are read before the first decision, side by side: a decision depends on the upstream ones, what is
+    committed does not.
+
+    Args:
+        graph: the nodes.
+        store: the prefix.
+        options: what the command asks for.
+        history: earlier recipes that have been read already, and where to keep what is read now.
+    """
+    planned: list[Planned] = []
     outputs: dict[str, str | None] = {}
-    history = History(store)
+    history = history or History(store)
     nodes = restrict(graph, options).nodes
-    stored = store.read_many(f"{address}/step.json" for address, node in nodes.items() if node.step.external is None)
+    asked = [n for n in nodes.values() if n.step.external is None]
+    records = side_by_side(store, lambda n: _sharing(n, read_record(store, n.address)), asked)
+    found = {n.address: record for n, record in zip(asked, records, strict=True)}
+    history.read_ahead(n.name for n in asked if found[n.address] is None and n.step.version is None)
     for address, node in nodes.items():
         if node.step.external is not None:
             decision, reason = adopted(node)
             record, outputs[address] = None, node.recipe_digest
         else:
-            found = _record(next(stored), where=f"{address}/step.json")
-            decision, reason = decide(node, found, outputs=outputs, options=options, store=store, history=history)
-            record = found if isinstance(found, StepRecord) else None
+            here = found[address]
+            decision, reason = decide(node, here, outputs=outputs, options=options, store=store, history=history)
+            record = here if isinstance(here, StepRecord) else None
             kept = record is not None and decision in ("reuse", "accept")
             outputs[address] = record.output_digest if record is not None and kept else None
-        planned[address] = Planned(address=address, name=node.name, decision=decision, reason=reason, record=record)
-    return tuple(planned.values())
+        entry = Planned(
+            address=address, name=node.name, decision=decision, reason=reason, record=record, output=outputs[address]
+        )
+        planned.append(entry)
+    return tuple(planned)
+
+
+def _sharing(node: Node, found: Found) -> Found:
+    """The record with the node's own objects in place of equal ones: thousands of steps of one function reach the same
+    code, and one copy of what it is called is enough."""
+    if not isinstance(found, StepRecord):
+        return found
+    code = node.code.units if found.code == node.code.units else found.code
+    recipe = node.recipe if found.recipe == node.recipe else found.recipe
+    return replace(found, code=code, recipe=recipe)
 
 
 def adopted(node: Node) -> tuple[Decision, str]:
@@ -170,7 +196,7 @@ def decide(
     if selected and matches(options.force, node):
         return "run", "forced by --force"
     decision, reason = _stale(node, found, outputs=outputs, options=options)
-    # Objects are written whole and never change; to list them would cost every step of a plan a round trip.
+    # Only where a look costs no round trip: an object of a remote store is written whole, and `verify` looks there.
     damage = store.damage(f"{node.address}/attempts/{found.attempt}/out", found.files) if store.local else []
     if damage and decision != "refuse":
         more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
@@ -261,18 +287,19 @@ def code_changes(recorded: Mapping[str, str], node: Node) -> str:
 
 
 class History:
-    """Earlier recipes of a step, to say what is new in this one. Read once a name."""
+    """Earlier recipes of a step, to say what is new in this one. Read once a name, and not for names with so many
+    siblings that reading them would cost more than the sentence is worth."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._latest: dict[str, StepRecord | None] = {}
+        self._num_read = 0
 
     def what_is_new(self, node: Node) -> str:
         """The reason why a step without a committed output runs."""
         if node.step.version is not None:
             return "no committed output"
-        if node.name not in self._latest:
-            self._latest[node.name] = self._read(node.name)
+        self.read_ahead([node.name])
         latest = self._latest[node.name]
         if latest is None:
             return "no committed output"
@@ -280,13 +307,24 @@ class History:
         more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
         return "recipe is new: " + "; ".join(changes[:_MOST_CHANGES]) + more
 
-    def _read(self, name: str) -> StepRecord | None:
-        siblings = self._store.names(name)
-        if len(siblings) > _MOST_SIBLINGS:
-            return None
-        found = [read_record(self._store, f"{name}/{s}") for s in siblings]
-        records = [r for r in found if isinstance(r, StepRecord) and r.version is None]
-        return max(records, key=lambda r: r.committed_at, default=None)
+    def read_ahead(self, names: Iterable[str]) -> None:
+        """Reads what is known of these names, side by side."""
+        unread = [n for n in dict.fromkeys(names) if n not in self._latest]
+        siblings: list[tuple[str, str]] = []
+        for name, addresses in zip(unread, side_by_side(self._store, self._siblings, unread), strict=True):
+            self._latest[name] = None
+            if len(addresses) <= min(_MOST_SIBLINGS, _MOST_READ - self._num_read):
+                self._num_read += len(addresses)
+                siblings += [(name, address) for address in addresses]
+        records = side_by_side(self._store, lambda s: read_record(self._store, s[1]), siblings)
+        for (name, _), record in zip(siblings, records, strict=True):
+            if isinstance(record, StepRecord) and record.version is None:
+                known = self._latest[name]
+                if known is None or record.committed_at > known.committed_at:
+                    self._latest[name] = record
+
+    def _siblings(self, name: str) -> list[str]:
+        return [f"{name}/{s}" for s in self._store.names(name)]
 
 
 def recipe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -170,11 +170,31 @@ class RunRecord:
 
 
 def to_json(record: Any) -> str:
-    """Canonical text of a record: sorted keys, two-space indent, a final newline. It can always be written as UTF-8,
-    and it is strict JSON, which has no NaN: `finite` is what becomes of one."""
-    data = dataclasses.asdict(record)
-    text = json.dumps(data, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+    """Canonical text of a record: sorted keys, one field a line and below it one entry of a mapping or of a sequence of
+    records a line, so that a run of 10,000 steps is written in a moment and still reads, greps and diffs by the line.
+    It can always be written as UTF-8, and it is strict JSON, which has no NaN: `finite` is what becomes of one."""
+    fields = sorted(vars(record).items())
+    text = "{\n" + ",\n".join(f"  {_line(name)}: {_lines(value)}" for name, value in fields) + "\n}\n"
     return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates become JSON escapes
+
+
+def _lines(value: Any) -> str:
+    if value and isinstance(value, dict):
+        # By way of the encoder's own rule for keys, which need not be strings in a mapping of somebody else's.
+        return "{\n    " + ",\n    ".join(_line({k: v})[1:-1] for k, v in sorted(value.items())) + "\n  }"
+    if value and isinstance(value, tuple) and dataclasses.is_dataclass(value[0]):
+        return "[\n    " + ",\n    ".join(map(_line, value)) + "\n  ]"
+    return _line(value)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(record) and not isinstance(record, type):
+        return vars(record)
+    raise TypeError(f"a {type(record).__qualname__} has no place in a record")
+
+
+# An indented document would be encoded in Python, twenty times slower than what C encodes by the line.
+_line = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, default=_fields).encode
 
 
 def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:
@@ -252,19 +272,34 @@ _hints = functools.cache(typing.get_type_hints)
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
+@functools.cache
+def _shape(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The fields of a dataclass, each with its annotation; None where plain JSON is the value already."""
+    hints = _hints(kind)
+    return tuple((f.name, None if _is_plain(hints[f.name]) else hints[f.name]) for f in dataclasses.fields(kind))
+
+
+def _is_plain(kind: Any) -> bool:
+    args = typing.get_args(kind)
+    built = any(dataclasses.is_dataclass(k) for k in (kind, *args)) or typing.get_origin(kind) is tuple
+    return not built and float not in (kind, *args)
+
+
 def build(kind: Any, data: Any) -> Any:
     """Dataclasses, tuples and optionals from plain JSON, following the annotations."""
+    if kind is float:
+        return float(data) if isinstance(data, str) and data in _NOT_FINITE else data
     if dataclasses.is_dataclass(kind):
         if not isinstance(data, dict):
             raise TypeError(f"{kind} wants an object, found {type(data).__name__}")
-        hints = _hints(kind)
-        return kind(**{f.name: build(hints[f.name], data[f.name]) for f in dataclasses.fields(kind) if f.name in data})
+        given = ((name, hint) for name, hint in _shape(kind) if name in data)
+        return kind(**{name: data[name] if hint is None else build(hint, data[name]) for name, hint in given})
     args = typing.get_args(kind)
     if typing.get_origin(kind) is tuple:
-        return tuple(build(args[0], item) for item in data)
+        return tuple(data) if _is_plain(args[0]) else tuple([build(args[0], item) for item in data])
     nested = [a for a in args if dataclasses.is_dataclass(a)]
     if data is not None and nested and type(None) in args:
         return build(nested[0], data)
-    if isinstance(data, str) and data in _NOT_FINITE and float in (kind, *args) and str not in args:
+    if isinstance(data, str) and data in _NOT_FINITE and float in args and str not in args:
         return float(data)
     return data

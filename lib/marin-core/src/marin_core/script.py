@@ -121,13 +121,15 @@ def run_script(
 
 def parse(build: Build, argv: Sequence[str], *, prog: str | None = None) -> tuple[dict[str, Any], Flags]:
     """Splits a command line into the arguments of ``build`` and the runner's flags; exits 2 on a bad one."""
-    import tyro
-
     runner = "runner_flags"
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(build, eval_str=True).parameters.values()]
     for p in parameters:
         if p.name in {f.name for f in dataclasses.fields(Flags)}:
             raise UsageError(f"build has a parameter {p.name!r}, which is a flag of the runner; give it another name")
+    if not argv and all(p.default is not p.empty for p in parameters):
+        return {p.name: p.default for p in parameters}, Flags()  # nothing to parse, which takes longer than a rerun
+    import tyro
+
     flags = Annotated[Flags, tyro.conf.arg(name=""), tyro.conf.UseAppendAction]
     extra = inspect.Parameter(runner, inspect.Parameter.KEYWORD_ONLY, annotation=flags, default=Flags())
 

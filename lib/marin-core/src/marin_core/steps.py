@@ -15,6 +15,7 @@ Invariant: a handle never changes after the call that made it; containers among 
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import re
 import typing
@@ -176,19 +177,24 @@ class StepFunction:
             retries=self.retries if retries is None else _checked_retries(retries, step_name=name),
         )
 
+    @functools.cached_property
+    def _open_signature(self) -> inspect.Signature:
+        """The signature without the injected parameters, which no caller passes."""
+        injected = [n for n, role in self.roles.items() if role in ("out", "work")]
+        return self.signature.replace(parameters=[p for n, p in self.signature.parameters.items() if n not in injected])
+
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, checked; the injected parameters are skipped also in the positional order."""
-        injected = [n for n, role in self.roles.items() if role in ("out", "work")]
-        for name in injected:
-            if name in kwargs:
+        signature = self._open_signature
+        for name in kwargs:
+            if name in signature.parameters:
+                continue
+            if name in self.signature.parameters:
                 raise UsageError(f"step {self.__name__}: {name!r} is passed by the runner; leave it out")
-        open_parameters = [p for n, p in self.signature.parameters.items() if n not in injected]
-        unknown = [n for n in kwargs if n not in self.signature.parameters]
-        if unknown:
-            has = ", ".join(p.name for p in open_parameters) or "none"
-            raise UsageError(f"step {self.__name__}: no parameter named {unknown[0]!r}; it has {has}")
+            has = ", ".join(signature.parameters) or "none"
+            raise UsageError(f"step {self.__name__}: no parameter named {name!r}; it has {has}")
         try:
-            bound = self.signature.replace(parameters=open_parameters).bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError as e:
             raise UsageError(f"step {self.__name__}: {e}") from None
         bound.apply_defaults()

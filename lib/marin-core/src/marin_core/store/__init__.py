@@ -173,14 +173,6 @@ class Store(ABC):
         found = self.read_versioned(key)
         return None if found is None else found.data
 
-    def read_many(self, keys: Iterable[str]) -> Iterator[bytes | None]:
-        """`read` of each key, in order; many at a time where each takes a round trip."""
-        if self.local is not None:
-            yield from map(self.read, keys)
-            return
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="marin-read") as pool:
-            yield from pool.map(self.read, keys)
-
     def upload(self, source: Path, key: str) -> None:
         """Copies a local directory to a key, files in parallel. Not atomic: a commit comes after it.
 
