@@ -31,7 +31,7 @@ from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
 from marin_core.launchers import Job, JobStatus
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
-from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, to_json
+from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, Origin, StepRecord, to_json
 from marin_core.steps import Step, find_steps, replace_steps
 from marin_core.store import Store, manifest, sync_directory
 
@@ -195,7 +195,7 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
         except (OSError, ValueError):
             return Ended(failure=_crash(attempt, status))
         if not data["ok"]:
-            return Ended(failure=Failure(**data["failure"]))
+            return Ended(failure=Failure(**data["failure"], process_exit_code=status.exit_code))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
         files = _kept_files(attempt)
@@ -242,7 +242,7 @@ def _crash(attempt: Attempt, status: JobStatus) -> Failure:
         message = f"the body was killed by {signal.strsignal(-code) or f'signal {-code}'}"
     else:
         message = f"the body's process ended with exit code {code} and left no result"
-    return Failure(type="Crash", message=message, traceback=tail(attempt.log, _TAIL_LINES))
+    return Failure(type="Crash", message=message, traceback=tail(attempt.log, _TAIL_LINES), process_exit_code=code)
 
 
 def tail(log: Path, lines: int) -> str:
@@ -258,8 +258,15 @@ def tail(log: Path, lines: int) -> str:
     return "\n".join(shown[-lines:])
 
 
-def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
+def commit(store: Store, attempt: Attempt, ended: Ended, *, origin: Origin, adopted: dict[str, str]) -> StepRecord:
     """Swaps the pointer to this attempt in, if the lease is still ours.
+
+    Args:
+        store: the prefix.
+        attempt: the attempt.
+        ended: what its body left.
+        origin: where the run came from.
+        adopted: where adopted inputs lay, by address.
 
     Raises:
         LeaseLostError: another runner has taken the step over; nothing is committed.
@@ -284,6 +291,9 @@ def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
         seconds=now - attempt.record.started_at,
         inputs=attempt.inputs,
         epoch=attempt.lease.epoch,
+        run_id=attempt.record.run_id,
+        origin=origin,
+        adopted=adopted,
     )
     with leases.fenced(store, node.address, attempt.lease):
         store.write(f"{node.address}/step.json", to_json(record).encode())

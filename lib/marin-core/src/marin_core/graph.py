@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marin_core import code, identity, sources
+from marin_core import code, environments, identity, sources
 from marin_core.errors import AddressCollisionError, UsageError
 from marin_core.steps import Step, find_steps
 
@@ -156,7 +156,7 @@ def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, r
         recipe=recipe,
         recipe_digest=recipe_digest,
         code=reach.code_of(function),
-        environment=identity.environment_digest(_workspace_source(function)) if step.external is None else "",
+        environment=environments.environment_digest(_workspace_source(function)) if step.external is None else "",
         upstream=upstream,
     )
 

@@ -1,4 +1,4 @@
-"""Identity: canonical, type-tagged encoding of values, and the recipe, environment and inputs digests made with it.
+"""Identity: canonical, type-tagged encoding of values, and the recipe and inputs digests made with it.
 
 The encoding is JSON in which every value carries its type, so that values which differ to a program differ here: 1,
 1.0 and True; "1" and 1 as keys; two dataclasses with equal fields; a tuple and a list. Floats are written in
@@ -19,7 +19,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from marin_core.code import Reach, function_name, source_path
@@ -166,30 +166,3 @@ def recipe_of(step: Step, of_step: Callable[[Step], str], *, reach: Reach) -> di
         if name not in step.function.ignore
     }
     return {"function": function_name(step.function.function), "version": step.version, "arguments": arguments}
-
-
-def environment_digest(source: Path | None) -> str:
-    """Digest of Python's version and the nearest ``uv.lock`` above ``source``, or else the installed distributions."""
-    return _environment_digest(source.parent if source else None)
-
-
-@functools.cache
-def _environment_digest(directory: Path | None) -> str:
-    python = ".".join(map(str, sys.version_info[:3]))
-    for ancestor in (directory, *directory.parents) if directory else ():
-        lock = ancestor / "uv.lock"
-        if lock.is_file():
-            return digest({"python": python, "lock": hashlib.sha256(lock.read_bytes()).hexdigest()})
-    return digest({"python": python, "packages": installed_packages()})
-
-
-@functools.cache
-def installed_packages() -> dict[str, str]:
-    """Installed distributions: normalised name -> version. Of two with one name, the one that imports find."""
-    from importlib.metadata import distributions
-
-    found: dict[str, str] = {}
-    for distribution in distributions():
-        if distribution.name:
-            found.setdefault(distribution.name.lower().replace("_", "-"), distribution.version)
-    return dict(sorted(found.items()))

@@ -316,7 +316,8 @@ class Loop:
             self._failed(attempt, ended.failure)
             return
         try:
-            record = attempts.commit(self.store, attempt, ended)
+            origin, adopted = self.ledger.origin(), self.ledger.adopted(attempt.address)
+            record = attempts.commit(self.store, attempt, ended, origin=origin, adopted=adopted)
         except (LeaseLostError, PrefixError) as e:
             self._failed(attempt, Failure(type=type(e).__name__, message=str(e), traceback="", exit_code=e.exit_code))
             return

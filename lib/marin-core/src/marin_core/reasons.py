@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marin_core import identity
+from marin_core import environments, identity
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
 from marin_core.records import Decision, StepRecord, from_json
@@ -166,7 +166,7 @@ def decide(
         )
     if selected and matches(options.force, node):
         return "run", "forced by --force"
-    decision, reason = _stale(node, found, outputs=outputs, options=options)
+    decision, reason = _stale(node, found, outputs=outputs, options=options, history=history)
     damage = store.damage(f"{node.address}/attempts/{found.attempt}/out", found.files)
     if damage and decision != "refuse":
         more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
@@ -182,7 +182,7 @@ def decide(
 
 
 def _stale(
-    node: Node, record: StepRecord, *, outputs: Mapping[str, str | None], options: Options
+    node: Node, record: StepRecord, *, outputs: Mapping[str, str | None], options: Options, history: "History"
 ) -> tuple[Decision, str]:
     """What follows from the differences between what is committed and what is asked; the first that counts decides."""
     reported = ""
@@ -202,7 +202,8 @@ def _stale(
     if reported:
         return "reuse", reported
     if record.digests.environment != node.environment:
-        return "reuse", "up to date; environment changed since"
+        changed = history.environment_changes(record.digests.environment, node.environment)
+        return "reuse", f"up to date; environment changed since{f': {changed}' if changed else ''}"
     return "reuse", "up to date"
 
 
@@ -246,11 +247,21 @@ def code_changes(recorded: Mapping[str, str], node: Node) -> str:
 
 
 class History:
-    """Earlier recipes of a step, to say what is new in this one. Read once a name."""
+    """What was before: earlier recipes of a step, to say what is new in this one, and earlier environments. Read once
+    a name or environment."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._latest: dict[str, StepRecord | None] = {}
+        self._environments: dict[tuple[str, str], str] = {}
+
+    def environment_changes(self, old: str, new: str) -> str:
+        """The packages that differ between two environments, by digest; empty if the old one was never described."""
+        if (old, new) not in self._environments:
+            record = environments.read(self._store, old)
+            changes = environments.changes(record, environments.record_of(new)) if record else ()
+            self._environments[old, new] = environments.listed(changes)
+        return self._environments[old, new]
 
     def what_is_new(self, node: Node) -> str:
         """The reason why a step without a committed output runs."""
