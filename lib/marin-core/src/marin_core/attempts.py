@@ -31,7 +31,7 @@ from marin_core.handles import Input, Out, Work
 from marin_core.identity import digest
 from marin_core.launchers import Job, JobStatus
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
-from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, Origin, StepRecord, to_json
+from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, StepRecord, to_json
 from marin_core.steps import Step, find_steps, replace_steps
 from marin_core.store import Store, manifest, sync_directory
 
@@ -258,15 +258,14 @@ def tail(log: Path, lines: int) -> str:
     return "\n".join(shown[-lines:])
 
 
-def commit(store: Store, attempt: Attempt, ended: Ended, *, origin: Origin, adopted: dict[str, str]) -> StepRecord:
+def commit(store: Store, attempt: Attempt, ended: Ended, *, provenance: Mapping[str, Any]) -> StepRecord:
     """Swaps the pointer to this attempt in, if the lease is still ours.
 
     Args:
         store: the prefix.
         attempt: the attempt.
         ended: what its body left.
-        origin: where the run came from.
-        adopted: where adopted inputs lay, by address.
+        provenance: the fields ``origin`` and ``adopted`` of the record.
 
     Raises:
         LeaseLostError: another runner has taken the step over; nothing is committed.
@@ -292,8 +291,7 @@ def commit(store: Store, attempt: Attempt, ended: Ended, *, origin: Origin, adop
         inputs=attempt.inputs,
         epoch=attempt.lease.epoch,
         run_id=attempt.record.run_id,
-        origin=origin,
-        adopted=adopted,
+        **provenance,
     )
     with leases.fenced(store, node.address, attempt.lease):
         store.write(f"{node.address}/step.json", to_json(record).encode())

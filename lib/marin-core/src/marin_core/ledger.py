@@ -115,10 +115,10 @@ class Ledger:
             self._record = replace(self.record, origin=origin, git=git)
         return origin
 
-    def adopted(self, address: str) -> dict[str, str]:
-        """Of the upstream steps of a node those that are adopted data, and where each lies."""
+    def provenance(self, address: str) -> dict[str, Any]:
+        """The fields of a step's record by which it can be made again: ``origin`` and ``adopted``."""
         found = ((u, self.graph.nodes[u].step.external) for u in self.graph.nodes[address].upstream)
-        return {upstream: external for upstream, external in found if external is not None}
+        return {"origin": self.origin(), "adopted": {u: path for u, path in found if path is not None}}
 
     def set(self, address: str, **changes: Any) -> None:
         """Changes fields of a node's record."""

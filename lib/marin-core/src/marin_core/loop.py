@@ -316,8 +316,7 @@ class Loop:
             self._failed(attempt, ended.failure)
             return
         try:
-            origin, adopted = self.ledger.origin(), self.ledger.adopted(attempt.address)
-            record = attempts.commit(self.store, attempt, ended, origin=origin, adopted=adopted)
+            record = attempts.commit(self.store, attempt, ended, provenance=self.ledger.provenance(attempt.address))
         except (LeaseLostError, PrefixError) as e:
             self._failed(attempt, Failure(type=type(e).__name__, message=str(e), traceback="", exit_code=e.exit_code))
             return

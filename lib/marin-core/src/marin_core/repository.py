@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marin_core.quantities import format_bytes
+from marin_core.store import DEFAULT_PREFIX
 
 PATCH_CAP_BYTES = 20_000_000
 UNTRACKED_CAP = 2_000
@@ -98,7 +99,16 @@ class _Listing:
 
     def __init__(self, root: Path, *, without: Path | None) -> None:
         self._root, self._process = root, None
-        command = ["git", "-C", str(root), "ls-files", "-z", "--others", "--exclude-standard"]
+        command = [
+            "git",
+            "-C",
+            str(root),
+            "ls-files",
+            "-z",
+            "--others",
+            "--exclude-standard",
+            f"--exclude={DEFAULT_PREFIX}/",
+        ]
         if without is not None and without.is_relative_to(root) and without != root:
             command.append(f"--exclude=/{_literal(without.relative_to(root).as_posix())}/")
         with contextlib.suppress(OSError):
