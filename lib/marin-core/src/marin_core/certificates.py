@@ -10,6 +10,9 @@ and environment, told as a report of differences in the manner of its diffoscope
 """
 
 import itertools
+import json
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,9 @@ from marin_core.reasons import recipe_changes
 from marin_core.records import SCHEMA, EnvironmentRecord, Failure, FileEntry, StepRecord
 
 _BLOCK = 1 << 20
+_TEXT_BYTES = 1 << 22
+"""Most bytes of a file in which the path of its prefix is looked for."""
+_ATTEMPT = re.compile(rb"(?<=attempts/)\d+(?=/out)")
 _MOST_SHOWN = 5
 _HARDWARE = ("cpu", "num_cpus", "accelerators", "platform")
 
@@ -34,6 +40,8 @@ class FileDifference:
     new: FileEntry | None
     first_byte: int | None = None
     """Offset of the first byte that differs, when both files could be read."""
+    holds_prefix: bool = False
+    """Whether the files are the same but for the path of the prefix in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +87,7 @@ class Side:
     """One of the two makings of a step, with what is known of where it was made."""
 
     record: StepRecord
+    prefix: str
     output: Path | None
     """The output's local directory."""
     environment: EnvironmentRecord | None
@@ -98,8 +107,23 @@ def compare(old: Side, new: Side, *, first: Mapping[str, str]) -> Comparison:
     values = tuple(value_differences(old.record.value, new.record.value))
     reproduced = old.record.output_digest == new.record.output_digest
     explanation = "" if reproduced else explain(old, new, first=first)
-    address = old.record.address
-    return Comparison(address=address, reproduced=reproduced, files=files, values=values, explanation=explanation)
+    held = [f.path for f in files if f.holds_prefix]
+    before, after = (_unplaced(_as_bytes(s.record.value), s) for s in (old, new))
+    held += ["its value"] if values and before == after else []
+    if held and len(held) == len(files) + bool(values):
+        explanation = f"only the path of the prefix differs, in {environments.listed(held)}"
+    return Comparison(
+        address=old.record.address, reproduced=reproduced, files=files, values=values, explanation=explanation
+    )
+
+
+def _unplaced(text: bytes, side: Side) -> bytes:
+    """A text without what in it only says where the outputs lie."""
+    return _ATTEMPT.sub(b"", text.replace(os.fsencode(side.prefix), b""))
+
+
+def _as_bytes(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def failed(address: str, failure: Failure | None, reason: str) -> Comparison:
@@ -163,10 +187,13 @@ def _file_differences(old: Side, new: Side) -> Iterator[FileDifference]:
         a, b = before.get(path), after.get(path)
         if a == b:
             continue
-        offset = None
+        offset, held = None, False
         if a and b and old.output is not None and new.output is not None:
-            offset = first_difference(old.output / path, new.output / path)
-        yield FileDifference(path=path, old=a, new=b, first_byte=offset)
+            was, is_ = old.output / path, new.output / path
+            offset = first_difference(was, is_)
+            if offset is not None and max(a.size, b.size) <= _TEXT_BYTES:
+                held = _unplaced(was.read_bytes(), old) == _unplaced(is_.read_bytes(), new)
+        yield FileDifference(path=path, old=a, new=b, first_byte=offset, holds_prefix=held)
 
 
 def first_difference(a: Path, b: Path) -> int | None:
@@ -240,4 +267,5 @@ def _file_line(file: FileDifference) -> str:
     if file.old.size != file.new.size:
         sizes += f" -> {format_bytes(file.new.size)}"
     where = f", from byte {file.first_byte}" if file.first_byte is not None else ""
+    where += " (only the path of the prefix)" if file.holds_prefix else ""
     return f"{file.path}: {sizes}, sha256 {file.old.sha256[:12]} -> {file.new.sha256[:12]}{where}"

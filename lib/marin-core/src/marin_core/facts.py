@@ -153,5 +153,6 @@ class Gathering:
     def _relative(self, path: Path | None) -> str:
         if path is None:
             return ""
-        inside = self._root is not None and path.is_relative_to(self._root)
-        return path.relative_to(self._root).as_posix() if inside else str(path)
+        if self._root is None or not path.is_relative_to(self._root):
+            return str(path)
+        return path.relative_to(self._root).as_posix()

@@ -13,7 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,7 +120,9 @@ class _Listing:
         """Gives it up."""
         if self._process is not None:
             self._process.kill()
-            self._process.communicate()
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
 
     def chosen(self, *, cap_bytes: int) -> tuple[list[str], list[str]]:
         """The files that fit into a patch, smallest first, and words about those that do not."""
@@ -166,8 +168,11 @@ def _diff(root: Path, untracked: Sequence[str]) -> bytes:
             shutil.copyfile(_git_directory(root) / "index", index)
         add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
         names = b"\0".join(map(os.fsencode, untracked))
-        _git(root, *add, seconds=_DIFF_SECONDS, index=index, stdin=names)
-        return _git(root, *_DIFF, seconds=_DIFF_SECONDS, index=index)
+        copy = {"GIT_INDEX_FILE": str(index)}
+        # What is intended to be added stands in the index as an empty object, which git would write as well.
+        aside = copy | {"GIT_OBJECT_DIRECTORY": directory}
+        _git(root, *add, seconds=_DIFF_SECONDS, variables=aside, stdin=names)
+        return _git(root, *_DIFF, seconds=_DIFF_SECONDS, variables=copy)
 
 
 def _git_directory(root: Path) -> Path:
@@ -178,8 +183,10 @@ def _git_directory(root: Path) -> Path:
     return root / place.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
 
 
-def _git(root: Path, *arguments: str, seconds: float, index: Path | None = None, stdin: bytes = b"") -> bytes:
-    environment = environment_for_git() | ({"GIT_INDEX_FILE": str(index)} if index else {})
+def _git(
+    root: Path, *arguments: str, seconds: float, variables: Mapping[str, str] | None = None, stdin: bytes = b""
+) -> bytes:
+    environment = environment_for_git() | dict(variables or {})
     command = ["git", "-C", str(root), *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, check=True, env=environment)
     return done.stdout
@@ -189,5 +196,5 @@ def _why(e: Exception) -> str:
     if isinstance(e, subprocess.TimeoutExpired):
         return f"git needed longer than {e.timeout:.0f} s"
     if isinstance(e, subprocess.CalledProcessError):
-        return (e.stderr or b"").decode("utf-8", "replace").strip().splitlines()[-1:][0] if e.stderr else "git failed"
+        return ((e.stderr or b"").decode("utf-8", "replace").strip().splitlines() or ["git failed"])[-1]
     return str(e)

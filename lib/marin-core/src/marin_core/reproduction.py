@@ -327,6 +327,7 @@ def _side(store: Store, record: StepRecord) -> Side:
     output = store.local / f"{record.address}/attempts/{record.attempt}/out" if store.local else None
     return Side(
         record=record,
+        prefix=store.url,
         output=output,
         environment=environments.read(store, record.digests.environment),
         machine=_machine(store, record.origin),
