@@ -9,39 +9,24 @@ Idea: reproducible-builds.org's definition, a bit-by-bit identical copy of all s
 and environment, told as a report of differences in the manner of its diffoscope.
 """
 
-import itertools
-import json
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from marin_core import environments
+from marin_core.differences import (
+    FileDifference,
+    Output,
+    file_differences,
+    same_but_for_prefix,
+    value_differences,
+)
 from marin_core.quantities import format_bytes
 from marin_core.reasons import recipe_changes
-from marin_core.records import SCHEMA, EnvironmentRecord, Failure, FileEntry, StepRecord
+from marin_core.records import SCHEMA, EnvironmentRecord, Failure, StepRecord
 
-_BLOCK = 1 << 20
-_TEXT_BYTES = 1 << 22
-"""Most bytes of a file in which the path of its prefix is looked for."""
-_ATTEMPT = re.compile(rb"(?<=attempts/)\d+(?=/out)")
 _MOST_SHOWN = 5
 _HARDWARE = ("cpu", "num_cpus", "accelerators", "platform")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileDifference:
-    """A file that differs between two outputs; ``None`` for the side that has no such file."""
-
-    path: str
-    old: FileEntry | None
-    new: FileEntry | None
-    first_byte: int | None = None
-    """Offset of the first byte that differs, when both files could be read."""
-    holds_prefix: bool = False
-    """Whether the files are the same but for the path of the prefix in them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +72,7 @@ class Side:
     """One of the two makings of a step, with what is known of where it was made."""
 
     record: StepRecord
-    prefix: str
-    output: Path | None
-    """The output's local directory."""
+    output: Output
     environment: EnvironmentRecord | None
     machine: Mapping[str, Any]
     """The run's ``environment``; empty if it is gone."""
@@ -103,27 +86,22 @@ def compare(old: Side, new: Side, *, first: Mapping[str, str]) -> Comparison:
         new: as it came out again.
         first: of each earlier step that differs, the first step that differs on the way to it.
     """
-    files = tuple(_file_differences(old, new))
-    values = tuple(value_differences(old.record.value, new.record.value))
+    files = tuple(file_differences(old.output, new.output))
+    was, is_ = old.record.value, new.record.value
+    values = tuple(value_differences(was, is_))
     reproduced = old.record.output_digest == new.record.output_digest
-    explanation = "" if reproduced else explain(old, new, first=first)
     held = [f.path for f in files if f.holds_prefix]
-    before, after = (_unplaced(_as_bytes(s.record.value), s) for s in (old, new))
-    held += ["its value"] if values and before == after else []
-    if held and len(held) == len(files) + bool(values):
+    if values and same_but_for_prefix(was, is_, prefixes=(old.output.prefix, new.output.prefix)):
+        held.append("its value")
+    if reproduced:
+        explanation = ""
+    elif held and len(held) == len(files) + bool(values):
         explanation = f"only the path of the prefix differs, in {environments.listed(held)}"
+    else:
+        explanation = explain(old, new, first=first)
     return Comparison(
         address=old.record.address, reproduced=reproduced, files=files, values=values, explanation=explanation
     )
-
-
-def _unplaced(text: bytes, side: Side) -> bytes:
-    """A text without what in it only says where the outputs lie."""
-    return _ATTEMPT.sub(b"", text.replace(os.fsencode(side.prefix), b""))
-
-
-def _as_bytes(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def failed(address: str, failure: Failure | None, reason: str) -> Comparison:
@@ -181,74 +159,19 @@ def environment_changes(old: Side, new: Side) -> list[str] | None:
     return found or (list(environments.package_changes(*installed)) if all(installed) else [])
 
 
-def _file_differences(old: Side, new: Side) -> Iterator[FileDifference]:
-    before, after = ({f.path: f for f in side.record.files} for side in (old, new))
-    for path in sorted({*before, *after}):
-        a, b = before.get(path), after.get(path)
-        if a == b:
-            continue
-        offset, held = None, False
-        if a and b and old.output is not None and new.output is not None:
-            was, is_ = old.output / path, new.output / path
-            offset = first_difference(was, is_)
-            if offset is not None and max(a.size, b.size) <= _TEXT_BYTES:
-                held = _unplaced(was.read_bytes(), old) == _unplaced(is_.read_bytes(), new)
-        yield FileDifference(path=path, old=a, new=b, first_byte=offset, holds_prefix=held)
-
-
-def first_difference(a: Path, b: Path) -> int | None:
-    """Offset of the first byte in which two files differ, the end of the shorter one included; None if none does, or
-    if one cannot be read."""
-    at = 0
-    try:
-        with a.open("rb") as f, b.open("rb") as g:
-            while True:
-                x, y = f.read(_BLOCK), g.read(_BLOCK)
-                if x != y:
-                    pairs = enumerate(zip(x, y, strict=False))
-                    return at + next((i for i, (p, q) in pairs if p != q), min(len(x), len(y)))
-                if not x:
-                    return None
-                at += len(x)
-    except OSError:
-        return None
-
-
-def value_differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
-    """The leaves in which two JSON values differ."""
-    if type(old) is type(new) and isinstance(old, dict):
-        for k in dict.fromkeys((*old, *new)):
-            yield from value_differences(old.get(k, _ABSENT), new.get(k, _ABSENT), f"{at}.{k}" if at else k)
-    elif type(old) is type(new) and isinstance(old, list):
-        for i, (a, b) in enumerate(itertools.zip_longest(old, new, fillvalue=_ABSENT)):
-            yield from value_differences(a, b, f"{at}[{i}]")
-    elif repr(old) != repr(new):
-        yield f"{at or 'value'}: {_shown(old)} -> {_shown(new)}"
-
-
-class _Absent:
-    def __repr__(self) -> str:
-        return "absent"
-
-
-_ABSENT = _Absent()
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def as_text(certificate: Certificate) -> str:
     """A certificate for people."""
     made = f"commit {certificate.commit[:12]}{', patched' if certificate.patch else ''}; {certificate.interpreter}"
     verdict = "reproduced" if certificate.reproduced else "not reproduced"
+    if not certificate.reproduced and certificate.steps and certificate.steps[-1].reproduced:
+        verdict = "reproduced, unlike what it was made from"
     lines = [f"{verdict}: {certificate.address} ({made})"]
     lines += [f"  note: {note}" for note in certificate.notes]
     for step in certificate.steps:
         state = {True: "same", False: "differs", None: "unknown"}[step.reproduced]
         lines.append(f"  {state:<8} {step.address}")
-        lines += [f"           {line}" for line in (*_cut([*map(_file_line, step.files)]), *_cut(step.values))]
+        parts = (*_cut([*map(_file_line, step.files)]), *_cut([f"value {v}" for v in step.values]))
+        lines += [f"           {line}" for line in parts]
         lines += [f"           {step.explanation}"] if step.explanation else []
     if certificate.explanation:
         lines.append(certificate.explanation)
@@ -263,9 +186,10 @@ def _cut(lines: Sequence[str]) -> list[str]:
 def _file_line(file: FileDifference) -> str:
     if file.old is None or file.new is None:
         return f"{file.path}: {'only here' if file.old is None else 'missing here'}"
-    sizes = format_bytes(file.old.size)
+    size = format_bytes(file.old.size)
     if file.old.size != file.new.size:
-        sizes += f" -> {format_bytes(file.new.size)}"
-    where = f", from byte {file.first_byte}" if file.first_byte is not None else ""
-    where += " (only the path of the prefix)" if file.holds_prefix else ""
-    return f"{file.path}: {sizes}, sha256 {file.old.sha256[:12]} -> {file.new.sha256[:12]}{where}"
+        size += f" -> {format_bytes(file.new.size)}"
+    said = [size, f"sha256 {file.old.sha256[:12]} -> {file.new.sha256[:12]}"]
+    said += [f"from byte {file.first_byte}"] if file.first_byte is not None else []
+    said += ["only the path of the prefix"] if file.holds_prefix else list(file.fields[:1])
+    return f"{file.path}: {', '.join(said)}"

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def repository_of(origin: Origin, *, named: Path | None, near: Sequence[Path]) -
         UsageError: none is there, or it lacks the commit.
     """
     places = [named] if named else [Path(origin.repository), *near]
-    roots = dict.fromkeys(r for p in places if (r := root_of(p.absolute())) is not None)
+    roots = dict.fromkeys(r for p in places if (r := root_of(p.resolve())) is not None)
     if not roots:
         where = named or origin.repository
         raise UsageError(f"{where} is in no repository; give the one with commit {origin.commit[:12]} by --repository")
@@ -146,20 +146,19 @@ def environment_for_run(checkout: Path, repository: Path, interpreter: Interpret
     """The environment variables of a run in the checkout, with outputs and caches below ``scratch``."""
     kept = {k: v for k, v in environment_for_git().items() if not k.startswith("MARIN_") and k not in _LEFT_BEHIND}
     kept |= {"XDG_CACHE_HOME": str(scratch / "cache"), "MARIN_PREFIX": str(scratch / "prefix")}
-    asked = subprocess.run(
-        [interpreter.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"],
-        capture_output=True,
-        text=True,
-        env=kept,
-        check=True,
-        cwd=scratch,
-    )
-    path = [Path(p) for p in json.loads(asked.stdout) if p]
-    moved = [checkout / p.relative_to(repository) for p in path if p.is_relative_to(repository)]
-    # What is installed in a virtual environment inside the repository is no source of it: only what has a counterpart.
-    redirected = [str(p) for p in moved if p.is_dir()]
+    # An interpreter that finds modules in the user's checkout (an editable install, a PYTHONPATH) is led to this one.
+    inside = [p.relative_to(repository) for p in _import_path(interpreter, kept) if p.is_relative_to(repository)]
+    moved = [str(checkout / p) for p in inside if (checkout / p).is_dir()]
     own = [p for p in kept.get("PYTHONPATH", "").split(os.pathsep) if p and not Path(p).is_relative_to(repository)]
-    return kept | ({"PYTHONPATH": os.pathsep.join([*redirected, *own])} if redirected or own else {})
+    return kept | {"PYTHONPATH": os.pathsep.join([*moved, *own])}
+
+
+def _import_path(interpreter: Interpreter, variables: Mapping[str, str]) -> list[Path]:
+    ask = [interpreter.executable, "-c", "import json, sys; print(json.dumps(sys.path[1:]))"]
+    asked = subprocess.run(ask, capture_output=True, text=True, env=variables, check=False)
+    if asked.returncode != 0:
+        raise UsageError(f"{interpreter.executable} does not run: {asked.stderr.strip()[-200:]}")
+    return [Path(p).resolve() for p in json.loads(asked.stdout) if p]
 
 
 def command_for(origin: Origin, interpreter: Interpreter, checkout: Path, flags: Sequence[str]) -> list[str]:

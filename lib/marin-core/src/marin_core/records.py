@@ -100,6 +100,11 @@ class Origin:
     machine: str = ""
     """Digest of the run's ``environment``, as JSON."""
 
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The digests of all objects that it refers to."""
+        return tuple(d for d in (self.patch, self.lock, self.machine) if d)
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:

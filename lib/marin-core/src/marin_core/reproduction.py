@@ -25,6 +25,7 @@ from typing import Any
 
 from marin_core import certificates, checkouts, environments, objects
 from marin_core.certificates import Certificate, Comparison, Side
+from marin_core.differences import Output
 from marin_core.errors import UsageError
 from marin_core.reasons import read_record
 from marin_core.records import Origin, RunRecord, StepRecord, from_json, to_json
@@ -181,6 +182,7 @@ class _Rebuilding:
         restored = checkouts.restore_lock(self.checkout, origin, lock)
         self.notes += [restored] if restored else []
         self.notes += [f"the patch lacks {what}" for what in origin.omitted]
+        self.notes += ["submodules are not checked out"] if (self.checkout / ".gitmodules").exists() else []
         if not (self.checkout / origin.script).is_file():
             raise UsageError(f"{origin.script} is neither in commit {origin.commit[:12]} nor in the recorded patch")
         for path in self.adopted.values():
@@ -324,11 +326,10 @@ def _made(record: StepRecord) -> Iterator[str]:
 
 
 def _side(store: Store, record: StepRecord) -> Side:
-    output = store.local / f"{record.address}/attempts/{record.attempt}/out" if store.local else None
+    directory = store.local / f"{record.address}/attempts/{record.attempt}/out" if store.local else None
     return Side(
         record=record,
-        prefix=store.url,
-        output=output,
+        output=Output(files=record.files, prefix=store.url, directory=directory),
         environment=environments.read(store, record.digests.environment),
         machine=_machine(store, record.origin),
     )
