@@ -15,6 +15,7 @@ import pytest
 
 from marin_core.certificates import Certificate, Comparison, as_text
 from marin_core.errors import UsageError
+from marin_core.records import origin_of
 from marin_core.reproduction import build_flags, find_step, reproduce
 from marin_core.store import open_store
 
@@ -176,15 +177,15 @@ def test_a_dirty_tree_is_made_again_however_the_script_was_started(
     before, status = files(repo), git(repo, "status", "--porcelain")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    record = find_step(open_store(prefix), "copy")
-    assert record.origin is not None
-    assert record.origin.dirty
-    assert record.origin.launched == (how if how in ("module", "marin") else "script")
+    origin = origin_of(find_step(open_store(prefix), "copy"))
+    assert origin is not None
+    assert origin.dirty
+    assert origin.launched == (how if how in ("module", "marin") else "script")
     certificate = reproduce("copy", prefix=prefix)
     assert certificate.reproduced, as_text(certificate)
     assert [s.reproduced for s in certificate.steps] == [True, True]
     assert "this interpreter" in certificate.interpreter
-    assert certificate.patch == record.origin.patch != ""
+    assert certificate.patch == origin.patch != ""
     # Neither the user's checkout nor its repository has changed, and nothing else is left behind.
     assert git(repo, "status", "--porcelain") == status
     assert files(repo) == before
@@ -439,12 +440,12 @@ def test_only_flags_that_choose_what_to_run_and_where_are_left_out(given: str, k
 def test_every_digest_of_an_origin_names_an_object(repo: Path, job: Run, prefix: str) -> None:
     (repo / "pkg/new.py").write_text("x = 1\n")
     job()
-    record = find_step(open_store(prefix), "total")
-    assert record.origin is not None
-    assert {*record.origin.objects} == {p.name for p in Path(prefix, "objects").iterdir()}
+    origin = origin_of(find_step(open_store(prefix), "total"))
+    assert origin is not None
+    assert {*origin.objects} == {p.name for p in Path(prefix, "objects").iterdir()}
     (run,) = Path(prefix, "runs").glob("*.json")
     told = json.loads(run.read_text())
-    assert told["origin"] == json.loads(json.dumps(dataclasses.asdict(record.origin)))
-    assert told["git"] == {"commit": record.origin.commit, "branch": record.origin.branch, "dirty": False}
+    assert told["origin"] == json.loads(json.dumps(dataclasses.asdict(origin)))
+    assert told["git"] == {"commit": origin.commit, "branch": origin.branch, "dirty": False}
     assert {"cpu", "num_cpus", "memory_bytes", "accelerators", "marin_core", "packages"} <= told["environment"].keys()
     assert os.environ.keys().isdisjoint(told["environment"])

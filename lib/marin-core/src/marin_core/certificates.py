@@ -136,7 +136,7 @@ def _causes(old: Side, new: Side) -> Iterator[tuple[str, list[str] | None]]:
     a, b = old.record, new.record
     yield "recipe", recipe_changes(a.recipe, b.recipe) if a.digests.recipe != b.digests.recipe else []
     names = [n for n in {**a.code, **b.code} if a.code.get(n) != b.code.get(n)]
-    was, is_ = (r.origin.commit[:12] if r.origin else "" for r in (a, b))
+    was, is_ = (r.origin.get("commit", "")[:12] for r in (a, b))
     elsewhere = f"(made at commit {was}, run at {is_})" if was != is_ else "(the patch is incomplete)"
     yield "code", [*names, elsewhere] if a.digests.code != b.digests.code else []
     yield "inputs", [u for u in b.upstream if a.inputs.get(u) != b.inputs.get(u)]

@@ -118,7 +118,10 @@ class Ledger:
     def provenance(self, address: str) -> dict[str, Any]:
         """The fields of a step's record by which it can be made again: ``origin`` and ``adopted``."""
         found = ((u, self.graph.nodes[u].step.external) for u in self.graph.nodes[address].upstream)
-        return {"origin": self.origin(), "adopted": {u: path for u, path in found if path is not None}}
+        return {
+            "origin": dataclasses.asdict(self.origin()),
+            "adopted": {u: path for u, path in found if path is not None},
+        }
 
     def set(self, address: str, **changes: Any) -> None:
         """Changes fields of a node's record."""

@@ -131,7 +131,8 @@ class StepRecord:
     """Epoch of the lease under which it was committed."""
     run_id: str = ""
     """The run whose attempt it is."""
-    origin: Origin | None = None
+    origin: dict[str, Any] = field(default_factory=dict)
+    """An `Origin` as JSON, for `origin_of`: who only plans reads thousands of records and has no use for it."""
     adopted: dict[str, str] = field(default_factory=dict)
     """Address of each upstream step that is adopted data -> where the data lay."""
     schema: int = SCHEMA
@@ -226,6 +227,11 @@ class EnvironmentRecord:
     packages: dict[str, str]
     """Name -> version: those of the lock file, else the installed ones."""
     schema: int = SCHEMA
+
+
+def origin_of(record: StepRecord) -> Origin | None:
+    """Where the run came from that made a step; None if that was not recorded."""
+    return build(Origin, record.origin) if record.origin else None
 
 
 def to_json(record: Any) -> str:

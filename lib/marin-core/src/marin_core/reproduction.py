@@ -28,7 +28,7 @@ from marin_core.certificates import Certificate, Comparison, Side
 from marin_core.differences import Output
 from marin_core.errors import UsageError
 from marin_core.reasons import read_record
-from marin_core.records import Origin, RunRecord, StepRecord, from_json, to_json
+from marin_core.records import Origin, RunRecord, StepRecord, from_json, origin_of, to_json
 from marin_core.store import Store, open_store
 
 Tell = Callable[[str], None]
@@ -112,7 +112,7 @@ def find_step(store: Store, address: str) -> StepRecord:
 
 def _recorded(store: Store, record: StepRecord) -> tuple[Origin, bytes]:
     """Origin and patch of a step, if it can be made again at all."""
-    origin, step = record.origin, f"step {record.address}"
+    origin, step = origin_of(record), f"step {record.address}"
     if origin is None or not origin.script:
         raise UsageError(f"{step} was made by no script, so there is none to run again")
     if not origin.commit:
@@ -331,7 +331,7 @@ def _side(store: Store, record: StepRecord) -> Side:
         record=record,
         output=Output(files=record.files, prefix=store.url, directory=directory),
         environment=environments.read(store, record.digests.environment),
-        machine=_machine(store, record.origin),
+        machine=_machine(store, origin_of(record)),
     )
 
 
