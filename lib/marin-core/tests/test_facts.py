@@ -2,14 +2,19 @@
 
 import getpass
 import os
+import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marin_core import run
+from marin_core import repository, run
+from marin_core.facts import Gathering
 from marin_core.records import AttemptRecord, from_json
+from marin_core.store import open_store
 
 FLOW = """
 import os, signal, sys
@@ -57,3 +62,39 @@ def test_a_run_outside_a_repository_records_no_commit_and_still_its_machine(modu
     assert record.environment["packages"]["marin-core"] == record.environment["marin_core"]
     assert record.environment["num_cpus"] >= 1
     assert Path(prefix, "objects", record.origin.machine).is_file()
+
+
+def test_a_patch_that_is_known_and_kept_is_not_made_again(
+    tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (["init", "--quiet"], [*identity, "commit", "--quiet", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", "-C", str(repo), *command], check=True)
+    (repo / "job.py").write_text("x = 1\n")
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(repo / "job.py"))
+    monkeypatch.setattr(repository, "_SETTLED_NS", -(10**12))  # as if all had been written long ago
+    made: list[Path] = []
+    real = repository._diff
+
+    def diff(root: Path, untracked: Any, **options: Any) -> bytes:
+        made.append(root)
+        return real(root, untracked, **options)
+
+    monkeypatch.setattr(repository, "_diff", diff)
+
+    def patch() -> bytes:
+        origin = Gathering(open_store(prefix)).settled({})
+        assert origin.patch
+        return Path(prefix, "objects", origin.patch).read_bytes()
+
+    first = patch()
+    assert b"+x = 1" in first
+    assert (patch(), len(made)) == (first, 1)
+    (repo / "job.py").write_text("x = 2\n")
+    assert b"+x = 2" in patch()
+    assert len(made) == 2
+    shutil.rmtree(Path(prefix, "objects"))
+    assert b"+x = 2" in patch()
+    assert len(made) == 3

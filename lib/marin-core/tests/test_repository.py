@@ -41,6 +41,14 @@ def tree(directory: Path) -> dict[str, tuple[bytes, bool]]:
     return {p.relative_to(directory).as_posix(): (p.read_bytes(), os.access(p, os.X_OK)) for p in paths}
 
 
+def patch_of(root: Path) -> bytes:
+    seen = snapshot(root)
+    assert seen is not None
+    patch, why = seen.patch()
+    assert patch is not None, why
+    return patch
+
+
 def rebuilt(root: Path, patch: bytes, into: Path) -> Path:
     """The commit in a clone, with the patch applied."""
     git_in(root, "clone", "--quiet", str(root), str(into))
@@ -61,7 +69,7 @@ def test_a_clean_checkout_has_a_commit_and_nothing_to_patch(repo: Path) -> None:
     seen = snapshot(repo)
     assert seen is not None
     assert seen.commit == git_in(repo, "rev-parse", "HEAD").strip()
-    assert (seen.branch, seen.dirty, seen.patch, seen.omitted) == ("main", False, b"", ())
+    assert (seen.branch, seen.changed, seen.patch(), seen.omitted) == ("main", (), (b"", ""), ())
 
 
 def test_the_patch_makes_the_checkout_again_from_the_commit(repo: Path, tmp_path: Path) -> None:
@@ -73,11 +81,10 @@ def test_the_patch_makes_the_checkout_again_from_the_commit(repo: Path, tmp_path
     (repo / "a.py").chmod(0o755)
     seen = snapshot(repo)
     assert seen is not None
-    assert seen.dirty
-    assert seen.patch is not None
+    assert {*seen.changed} == {"a.py", "deep/b.bin", "gone.txt"}
     expected = tree(repo)
     assert expected.pop("c.log") == (b"l", False)
-    assert tree(rebuilt(repo, seen.patch, tmp_path / "again")) == expected
+    assert tree(rebuilt(repo, patch_of(repo), tmp_path / "again")) == expected
 
 
 contents = st.binary(max_size=40) | st.sampled_from([b"a\n", b"a", b"a\r\nb", b"", b"a\nb\n\n", b"\xff\xfe\n"])
@@ -94,10 +101,7 @@ def test_whatever_changed_the_patch_tells_it(before: dict[str, bytes], after: di
         for name in before:
             (root / name).unlink()
         write(root, after)
-        seen = snapshot(root)
-        assert seen is not None
-        assert seen.patch is not None
-        assert tree(rebuilt(root, seen.patch, Path(directory, "again"))) == tree(root)
+        assert tree(rebuilt(root, patch_of(root), Path(directory, "again"))) == tree(root)
 
 
 def test_looking_at_a_checkout_leaves_its_index_and_objects_as_they_are(repo: Path) -> None:
@@ -108,9 +112,7 @@ def test_looking_at_a_checkout_leaves_its_index_and_objects_as_they_are(repo: Pa
         return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in (repo / ".git").rglob("*") if p.is_file()}
 
     before = state()
-    seen = snapshot(repo)
-    assert seen is not None
-    assert seen.patch
+    assert patch_of(repo)
     assert state() == before
 
 
@@ -118,17 +120,14 @@ def test_outputs_are_no_part_of_the_patch_even_where_git_does_not_ignore_them(re
     write(repo, {"out [1]/x": b"1", ".marin/runs/r.json": b"{}", "deep/.marin/y": b"1"})
     seen = snapshot(repo, without=repo / "out [1]")
     assert seen is not None
-    assert seen.patch == b""
+    assert seen.patch() == (b"", "")
 
 
 def test_a_settled_diff_format_does_not_depend_on_the_users_configuration(repo: Path, tmp_path: Path) -> None:
     for name, value in (("diff.noprefix", "true"), ("color.ui", "always"), ("diff.external", "false")):
         git_in(repo, "config", name, value)
     write(repo, {"a.py": b"x = 5\n"})
-    seen = snapshot(repo)
-    assert seen is not None
-    assert seen.patch is not None
-    assert tree(rebuilt(repo, seen.patch, tmp_path / "again")) == tree(repo)
+    assert tree(rebuilt(repo, patch_of(repo), tmp_path / "again")) == tree(repo)
 
 
 def test_a_git_hook_s_variables_do_not_lead_to_another_repository(
@@ -142,16 +141,14 @@ def test_a_git_hook_s_variables_do_not_lead_to_another_repository(
     monkeypatch.setenv("GIT_INDEX_FILE", str(other / ".git/index"))
     seen = snapshot(repo)
     assert seen is not None
-    assert (seen.commit, seen.patch) == (commit, b"")
+    assert (seen.commit, seen.patch()) == (commit, (b"", ""))
 
 
 def test_changes_over_the_cap_are_not_kept_and_that_is_said(repo: Path) -> None:
     write(repo, {"deep/b.bin": os.urandom(5_000)})
-    seen = snapshot(repo, cap_bytes=1_000)
+    seen = snapshot(repo)
     assert seen is not None
-    assert seen.patch is None
-    assert len(seen.omitted) == 1
-    assert "over the cap of 1.0 kB" in seen.omitted[0]
+    assert seen.patch(cap_bytes=1_000) == (None, "the changes since the commit: more than the cap of 1.0 kB")
 
 
 def test_untracked_files_beyond_the_cap_stay_out_largest_first(
@@ -160,16 +157,14 @@ def test_untracked_files_beyond_the_cap_stay_out_largest_first(
     write(repo, {"small.py": b"s", "big.bin": os.urandom(5_000)})
     seen = snapshot(repo, cap_bytes=1_000)
     assert seen is not None
-    assert seen.patch is not None
-    assert "small.py" in tree(rebuilt(repo, seen.patch, tmp_path / "again"))
+    assert "small.py" in tree(rebuilt(repo, seen.patch()[0] or b"", tmp_path / "again"))
     assert seen.omitted == ("big.bin: 5.0 kB, untracked",)
     write(repo, {f"many/{i}": b"" for i in range(9)})
     monkeypatch.setattr(repository, "UNTRACKED_CAP", 4)
     seen = snapshot(repo)
     assert seen is not None
     assert seen.omitted[-1] == "4 more untracked files"
-    assert seen.patch is not None
-    assert seen.patch.count(b"new file mode") == 4
+    assert patch_of(repo).count(b"new file mode") == 4
 
 
 def test_a_listing_that_does_not_end_is_given_up(repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,8 +178,7 @@ def test_a_listing_that_does_not_end_is_given_up(repo: Path, tmp_path: Path, mon
     monkeypatch.setattr(repository, "_LISTING_SECONDS", 0.1)
     seen = snapshot(repo)
     assert seen is not None
-    assert seen.patch is not None
-    assert b"x = 4" in seen.patch
+    assert b"x = 4" in patch_of(repo)
     assert "listing them took longer" in seen.omitted[0]
 
 
@@ -199,8 +193,7 @@ def test_linked_worktrees_detached_heads_and_nested_repositories(repo: Path, tmp
     assert seen is not None
     assert seen.branch == ""
     assert seen.omitted == ("vendor/tool/: a repository of its own",)
-    assert seen.patch is not None
-    again = tree(rebuilt(repo, seen.patch, tmp_path / "again"))
+    again = tree(rebuilt(repo, patch_of(linked), tmp_path / "again"))
     assert (again["a.py"][0], again["new.py"][0]) == (b"x = 9\n", b"n\n")
 
 
@@ -210,6 +203,30 @@ def test_a_repository_without_a_commit_and_a_directory_without_a_repository(tmp_
     git_in(empty, "init", "--quiet")
     seen = snapshot(empty)
     assert seen is not None
-    assert (seen.commit, seen.patch) == ("", b"")
+    assert (seen.commit, seen.patch()) == ("", (b"", ""))
     assert repository.root_of(tmp_path) is None
     assert snapshot(tmp_path) is None
+
+
+def test_a_stamp_tells_every_change_and_none_is_given_before_files_stand_still(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stamp() -> str | None:
+        seen = snapshot(repo)
+        assert seen is not None
+        return seen.stamp()
+
+    clean = stamp()
+    assert clean == stamp() is not None
+    write(repo, {"a.py": b"x = 7\n"})
+    assert stamp() is None
+    monkeypatch.setattr(repository, "_SETTLED_NS", -(10**12))  # as if all had been written long ago
+    stamps = [clean, stamp()]
+    for change in ({"a.py": b"x = 8\n"}, {"new.py": b""}, {"new.py": b"1"}):
+        write(repo, change)
+        stamps.append(stamp())
+    (repo / "gone.txt").unlink()
+    stamps.append(stamp())
+    assert None not in stamps
+    assert len(set(stamps)) == len(stamps)
+    assert stamp() == stamps[-1]

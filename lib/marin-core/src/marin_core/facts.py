@@ -4,6 +4,8 @@ Asking git takes longer than a run that has nothing to do, so the origin is gath
 plan and the first steps (`Gathering`); the runner waits for it only when the first output is to be committed.
 """
 
+import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -14,9 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marin_core import attempts, environments, leases, objects, repository
+from marin_core.errors import PrefixError
 from marin_core.launchers.worker import SCRIPT_MODULE
 from marin_core.records import Origin
+from marin_core.remembered import recall, remember
 from marin_core.store import Store
+
+_MEMORY = "patches"
 
 
 def environment(lock: Path | None) -> dict[str, Any]:
@@ -96,38 +102,55 @@ class Gathering:
     """The origin of the run that this process makes, gathered beside it. Only reads, until `settled`.
 
     Args:
-        outputs: the prefix's directory, whose files belong to no patch; None on a remote prefix.
+        store: the prefix, whose own files belong to no patch.
     """
 
-    def __init__(self, outputs: Path | None) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self.invocation = Invocation.current()
         script = self.invocation.script
         self.lock = environments.nearest_lock(script.parent) if script else None
         self._root = repository.root_of(script.parent) if script else None
-        self._outputs = outputs
-        self._snapshot: repository.Snapshot | None = None
+        self._seen: repository.Snapshot | None = None
+        self._patch: bytes | None = b""
+        self._patch_digest: str | None = None
         self._origin: Origin | None = None
         self._thread = threading.Thread(target=self._look, name="marin-origin", daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
-        if self._root is not None:
-            self._snapshot = repository.snapshot(self._root, without=self._outputs)
+        with contextlib.suppress(PrefixError):  # which the run itself will meet and tell
+            self._look_and_diff()
+
+    def _look_and_diff(self) -> None:
+        seen = repository.snapshot(self._root, without=self._store.local) if self._root is not None else None
+        if seen is None:
+            return
+        stamp = seen.stamp()
+        known = recall(_MEMORY, stamp) if stamp else None
+        if known in self._store.names("objects"):
+            self._patch_digest = known
+        else:
+            self._patch, why = seen.patch()
+            seen = replace(seen, omitted=(*seen.omitted, *filter(None, [why])))
+            if stamp and self._patch:
+                remember(_MEMORY, stamp, hashlib.sha256(self._patch).hexdigest())
+        self._seen = seen
 
     @property
     def is_known(self) -> bool:
         """Whether `settled` would answer at once."""
         return not self._thread.is_alive()
 
-    def settled(self, store: Store, environment: dict[str, Any]) -> Origin:
+    def settled(self, environment: dict[str, Any]) -> Origin:
         """The origin, with its patch, lock file and machine kept as objects under the prefix."""
         if self._origin is None:
             self._thread.join()
-            self._origin = self._kept(store, environment)
+            self._origin = self._kept(environment)
         return self._origin
 
-    def _kept(self, store: Store, environment: dict[str, Any]) -> Origin:
-        invocation, seen = self.invocation, self._snapshot
+    def _kept(self, environment: dict[str, Any]) -> Origin:
+        store, invocation, seen = self._store, self.invocation, self._seen
         origin = Origin(
             script=self._relative(invocation.script),
             launched=invocation.launched,
@@ -145,10 +168,15 @@ class Gathering:
             repository=str(seen.root),
             commit=seen.commit,
             branch=seen.branch,
-            dirty=seen.dirty,
-            patch=objects.put(store, seen.patch) if seen.patch else seen.patch if seen.patch is None else "",
+            dirty=bool(seen.changed),
+            patch=self._kept_patch(),
             omitted=seen.omitted,
         )
+
+    def _kept_patch(self) -> str | None:
+        if self._patch_digest is not None or self._patch is None:
+            return self._patch_digest
+        return objects.put(self._store, self._patch) if self._patch else ""
 
     def _relative(self, path: Path | None) -> str:
         if path is None:

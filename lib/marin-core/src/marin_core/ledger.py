@@ -78,7 +78,7 @@ class Ledger:
     _next_write: float = 0.0
 
     def __post_init__(self) -> None:
-        self._gathering = facts.Gathering(self.store.local)
+        self._gathering = facts.Gathering(self.store)
 
     @property
     def record(self) -> RunRecord:
@@ -109,7 +109,7 @@ class Ledger:
 
     def origin(self) -> Origin:
         """Where this run came from. Waits for git the first time."""
-        origin = self._gathering.settled(self.store, self.record.environment)
+        origin = self._gathering.settled(self.record.environment)
         if self.record.origin is None:
             git = {"commit": origin.commit, "branch": origin.branch, "dirty": origin.dirty} if origin.repository else {}
             self._record = replace(self.record, origin=origin, git=git)

@@ -4,15 +4,20 @@ The patch is ``git diff --binary HEAD`` with the untracked files in it, those th
 that they become part of a diff, they are entered (``git add --intent-to-add``) in a copy of the index; the user's own
 index, checkout and objects are never written, nor is a lock of theirs taken.
 
-Bounded, because it runs beside every run: a listing that takes longer than seconds is given up, files beyond the cap
-stay out, largest first, and a diff beyond it is not kept. What is missing is said in `Snapshot.omitted`.
+It runs beside every run, so it is bounded: a listing that takes longer than seconds is given up, files beyond the cap
+stay out, largest first, and a diff beyond it is not kept; what is missing is said. And as in git's index, files whose
+sizes and times are those of an earlier look have the content that they had then (`Snapshot.stamp`): a patch that is
+known need not be made.
 """
 
 import contextlib
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +28,14 @@ from marin_core.store import DEFAULT_PREFIX
 PATCH_CAP_BYTES = 20_000_000
 UNTRACKED_CAP = 2_000
 """Most untracked files in a patch."""
+_MOST_WEIGHED = 20_000
+"""Most untracked files whose sizes are looked at."""
 _LISTING_SECONDS = 2.0
-_DIFF_SECONDS = 10.0
+_SECONDS = 10.0
 _MOST_NAMED = 3
 _LOCATION = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX")
+_SETTLED_NS = 2_000_000_000
+_STATUS = ("status", "--porcelain=v2", "-z", "--branch", "--no-renames", "--untracked-files=no")
 _DIFF = (
     *("diff", "--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=dirty"),
     *("--src-prefix=a/", "--dst-prefix=b/", "HEAD"),
@@ -35,17 +44,41 @@ _DIFF = (
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The state of a checkout."""
+    """The state of a checkout, before anything is read but names, sizes and times."""
 
     root: Path
     commit: str
     branch: str
-    dirty: bool
-    """Whether tracked files differ from the commit."""
-    patch: bytes | None
-    """What is to be applied to the commit; empty if nothing is, None if it could not be had."""
+    changed: tuple[str, ...]
+    """Tracked files that differ from the commit."""
+    untracked: tuple[str, ...]
     omitted: tuple[str, ...]
-    """What the patch lacks, and why."""
+    """What of the untracked files is too much for a patch, and why."""
+
+    def stamp(self) -> str | None:
+        """A text that stays the same only as long as the patch does; None while a file has not stood still for long
+        enough that its times would tell of a change."""
+        entries: list[tuple[str, tuple[int, ...] | None]] = []
+        for name in (*self.changed, *self.untracked):
+            try:
+                found = os.lstat(self.root / name)
+            except OSError:
+                entries.append((name, None))
+                continue
+            newest = max(found.st_mtime_ns, found.st_ctime_ns)
+            if not (stat.S_ISREG(found.st_mode) and newest < time.time_ns() - _SETTLED_NS):
+                return None
+            entries.append((name, (found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)))
+        return repr((str(self.root), self.commit, entries))
+
+    def patch(self, *, cap_bytes: int = PATCH_CAP_BYTES) -> tuple[bytes | None, str]:
+        """What is to be applied to the commit: empty if nothing is; None, and why, if it cannot be had."""
+        if not self.commit or not (self.changed or self.untracked):
+            return b"", ""
+        try:
+            return _diff(self.root, self.untracked, cap_bytes=cap_bytes), ""
+        except (OSError, subprocess.SubprocessError) as e:
+            return None, f"the changes since the commit: {e}"
 
 
 def root_of(path: Path) -> Path | None:
@@ -72,26 +105,21 @@ def snapshot(root: Path, *, without: Path | None = None, cap_bytes: int = PATCH_
     """
     listing = _Listing(root, without=without)
     try:
-        status = _git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no", seconds=_DIFF_SECONDS)
+        lines = os.fsdecode(_git(root, *_STATUS)).split("\0")
     except (OSError, subprocess.SubprocessError):
         listing.stop()
         return None
-    lines = status.decode("utf-8", "replace").splitlines()
     heads = dict(line.removeprefix("# branch.").split(" ", 1) for line in lines if line.startswith("# branch."))
-    commit = heads.get("oid", "").removeprefix("(initial)")
-    dirty = any(not line.startswith("#") for line in lines)
     untracked, omitted = listing.chosen(cap_bytes=cap_bytes)
-    patch: bytes | None = b""
-    if commit and (dirty or untracked):
-        try:
-            patch = _diff(root, untracked)
-        except (OSError, subprocess.SubprocessError) as e:
-            patch, omitted = None, [*omitted, f"the changes since the commit: {_why(e)}"]
-    if patch is not None and len(patch) > cap_bytes:
-        over = f"the changes since the commit: {format_bytes(len(patch))}, over the cap of {format_bytes(cap_bytes)}"
-        patch, omitted = None, [*omitted, over]
-    branch = heads.get("head", "").removeprefix("(detached)")
-    return Snapshot(root=root, commit=commit, branch=branch, dirty=dirty, patch=patch, omitted=tuple(omitted))
+    return Snapshot(
+        root=root,
+        commit=heads.get("oid", "").removeprefix("(initial)"),
+        branch=heads.get("head", "").removeprefix("(detached)"),
+        # The fields before a path: eight for a change, ten for a merge conflict.
+        changed=tuple(line.split(" ", 8 if line[0] == "1" else 10)[-1] for line in lines if line[:2] in ("1 ", "u ")),
+        untracked=tuple(untracked),
+        omitted=tuple(omitted),
+    )
 
 
 class _Listing:
@@ -99,16 +127,8 @@ class _Listing:
 
     def __init__(self, root: Path, *, without: Path | None) -> None:
         self._root, self._process = root, None
-        command = [
-            "git",
-            "-C",
-            str(root),
-            "ls-files",
-            "-z",
-            "--others",
-            "--exclude-standard",
-            f"--exclude={DEFAULT_PREFIX}/",
-        ]
+        command = ["git", "-C", str(root), "ls-files", "-z", "--others", "--exclude-standard"]
+        command.append(f"--exclude={DEFAULT_PREFIX}/")
         if without is not None and without.is_relative_to(root) and without != root:
             command.append(f"--exclude=/{_literal(without.relative_to(root).as_posix())}/")
         with contextlib.suppress(OSError):
@@ -136,7 +156,8 @@ class _Listing:
         names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
         repositories = [name for name in names if name.endswith("/")]
         omitted = [f"{name}: a repository of its own" for name in repositories[:_MOST_NAMED]]
-        sizes = sorted((s, n) for n, s in self._sizes(n for n in names if not n.endswith("/")))
+        plain = [name for name in names if not name.endswith("/")]
+        sizes = sorted((s, n) for n, s in self._sizes(plain[:_MOST_WEIGHED]))
         kept, total = 0, 0
         for size, _ in sizes[:UNTRACKED_CAP]:
             if total + size > cap_bytes:
@@ -144,11 +165,11 @@ class _Listing:
             kept, total = kept + 1, total + size
         left = sizes[kept:]
         omitted += [f"{name}: {format_bytes(size)}, untracked" for size, name in left[::-1][:_MOST_NAMED]]
-        if len(left) > _MOST_NAMED:
-            omitted.append(f"{len(left) - _MOST_NAMED} more untracked files")
+        if len(plain) > kept + _MOST_NAMED:
+            omitted.append(f"{len(plain) - kept - _MOST_NAMED} more untracked files")
         return [name for _, name in sizes[:kept]], omitted
 
-    def _sizes(self, names: Iterator[str]) -> Iterator[tuple[str, int]]:
+    def _sizes(self, names: Sequence[str]) -> Iterator[tuple[str, int]]:
         for name in names:
             with contextlib.suppress(OSError):
                 yield name, os.lstat(self._root / name).st_size
@@ -159,20 +180,20 @@ def _literal(name: str) -> str:
     return "".join(f"\\{c}" if c in r"\*?[ " else c for c in name)
 
 
-def _diff(root: Path, untracked: Sequence[str]) -> bytes:
+def _diff(root: Path, untracked: Sequence[str], *, cap_bytes: int) -> bytes:
     if not untracked:
-        return _git(root, *_DIFF, seconds=_DIFF_SECONDS)
+        return _git(root, *_DIFF, cap_bytes=cap_bytes)
     with tempfile.TemporaryDirectory(prefix="marin-index-") as directory:
-        index = Path(directory) / "index"
+        index, names = Path(directory) / "index", Path(directory) / "names"
         with contextlib.suppress(FileNotFoundError):
             shutil.copyfile(_git_directory(root) / "index", index)
-        add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
-        names = b"\0".join(map(os.fsencode, untracked))
+        names.write_bytes(b"\0".join(map(os.fsencode, untracked)))
         copy = {"GIT_INDEX_FILE": str(index)}
         # What is intended to be added stands in the index as an empty object, which git would write as well.
         aside = copy | {"GIT_OBJECT_DIRECTORY": directory}
-        _git(root, *add, seconds=_DIFF_SECONDS, variables=aside, stdin=names)
-        return _git(root, *_DIFF, seconds=_DIFF_SECONDS, variables=copy)
+        add = ("--literal-pathspecs", "add", "--intent-to-add", f"--pathspec-from-file={names}", "--pathspec-file-nul")
+        _git(root, *add, variables=aside)
+        return _git(root, *_DIFF, variables=copy, cap_bytes=cap_bytes)
 
 
 def _git_directory(root: Path) -> Path:
@@ -184,17 +205,27 @@ def _git_directory(root: Path) -> Path:
 
 
 def _git(
-    root: Path, *arguments: str, seconds: float, variables: Mapping[str, str] | None = None, stdin: bytes = b""
+    root: Path, *arguments: str, variables: Mapping[str, str] | None = None, cap_bytes: int = PATCH_CAP_BYTES
 ) -> bytes:
-    environment = environment_for_git() | dict(variables or {})
-    command = ["git", "-C", str(root), *arguments]
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=seconds, check=True, env=environment)
-    return done.stdout
-
-
-def _why(e: Exception) -> str:
-    if isinstance(e, subprocess.TimeoutExpired):
-        return f"git needed longer than {e.timeout:.0f} s"
-    if isinstance(e, subprocess.CalledProcessError):
-        return ((e.stderr or b"").decode("utf-8", "replace").strip().splitlines() or ["git failed"])[-1]
-    return str(e)
+    """What git prints; given up when it takes too long or prints too much."""
+    with subprocess.Popen(
+        ["git", "-C", str(root), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment_for_git() | dict(variables or {}),
+    ) as process:
+        timer = threading.Timer(_SECONDS, process.kill)
+        timer.start()
+        try:
+            printed = process.stdout.read(cap_bytes + 1) if process.stdout else b""
+        finally:
+            timer.cancel()
+        if len(printed) > cap_bytes:
+            process.kill()
+            raise subprocess.SubprocessError(f"more than the cap of {format_bytes(cap_bytes)}")
+    if process.returncode < 0:
+        raise subprocess.SubprocessError(f"git needed longer than {_SECONDS:.0f} s")
+    if process.returncode:
+        raise subprocess.SubprocessError(f"git {arguments[0]} ended with exit code {process.returncode}")
+    return printed
