@@ -94,7 +94,7 @@ def compare(old: Side, new: Side, *, first: Mapping[str, str]) -> Comparison:
     if values and same_but_for_prefix(was, is_, prefixes=(old.output.prefix, new.output.prefix)):
         held.append("its value")
     if reproduced:
-        explanation = ""
+        explanation = _despite(old, new)
     elif held and len(held) == len(files) + bool(values):
         explanation = f"only the path of the prefix differs, in {environments.listed(held)}"
     else:
@@ -123,12 +123,22 @@ def explain(old: Side, new: Side, *, first: Mapping[str, str]) -> str:
         if changes is None:
             other.append(f"the {what} it was made with is not recorded")
         elif changes:
-            other.append(f"{what} differs: {environments.listed(changes)}")
+            other.append(_said(what, changes))
         else:
             same.append(what)
     if not other:
         return "same recipe, code, inputs, environment and machine: the step is not deterministic"
     return "; ".join([f"same {' and '.join([', '.join(same[:-1]), same[-1]] if same[1:] else same)}", *other])
+
+
+def _said(what: str, changes: Sequence[str]) -> str:
+    return f"{what.removesuffix('s')} differs: {environments.listed(changes)}"
+
+
+def _despite(old: Side, new: Side) -> str:
+    """What differs although the step came out the same; empty if nothing does."""
+    found = [_said(what, changes) for what, changes in _causes(old, new) if changes]
+    return f"the same although {'; '.join(found)}" if found else ""
 
 
 def _causes(old: Side, new: Side) -> Iterator[tuple[str, list[str] | None]]:
@@ -137,8 +147,8 @@ def _causes(old: Side, new: Side) -> Iterator[tuple[str, list[str] | None]]:
     yield "recipe", recipe_changes(a.recipe, b.recipe) if a.digests.recipe != b.digests.recipe else []
     names = [n for n in {**a.code, **b.code} if a.code.get(n) != b.code.get(n)]
     was, is_ = (r.origin.get("commit", "")[:12] for r in (a, b))
-    elsewhere = f"(made at commit {was}, run at {is_})" if was != is_ else "(the patch is incomplete)"
-    yield "code", [*names, elsewhere] if a.digests.code != b.digests.code else []
+    reason = f"made at commit {was}, run at {is_}" if was != is_ else "the patch is incomplete"
+    yield "code", [reason, *names] if a.digests.code != b.digests.code else []
     yield "inputs", [u for u in b.upstream if a.inputs.get(u) != b.inputs.get(u)]
     yield "environment", environment_changes(old, new)
     if old.machine and new.machine:

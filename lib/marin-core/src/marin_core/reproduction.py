@@ -26,7 +26,7 @@ from typing import Any
 from marin_core import certificates, checkouts, environments, objects
 from marin_core.certificates import Certificate, Comparison, Side
 from marin_core.differences import Output
-from marin_core.errors import UsageError
+from marin_core.errors import MarinCoreError, UsageError
 from marin_core.reasons import read_record
 from marin_core.records import Origin, RunRecord, StepRecord, from_json, origin_of, to_json
 from marin_core.store import Store, open_store
@@ -101,10 +101,15 @@ def find_step(store: Store, address: str) -> StepRecord:
 
     Raises:
         UsageError: there is none.
+        CorruptRecordError: its record cannot be read.
+        NewerRecordError: its record is of a later version.
     """
     address = address.rstrip("/")
     addresses = [address, *(f"{address}/{n}" for n in store.names(address) if n != "attempts")]
-    records = [r for r in (read_record(store, a) for a in addresses) if isinstance(r, StepRecord)]
+    found = [read_record(store, a) for a in addresses]
+    records = [r for r in found if isinstance(r, StepRecord)]
+    if not records and (error := next((e for e in found if isinstance(e, MarinCoreError)), None)) is not None:
+        raise error
     if not records:
         raise UsageError(f"{address}: no committed step of this address or name under {store.url}")
     return max(records, key=lambda r: r.committed_at)
