@@ -29,10 +29,10 @@ from typing import Any
 
 from marin_core import faults, leases
 from marin_core.code import Reach, loaded_otherwise
+from marin_core.encoding import digest
 from marin_core.errors import ConflictError, UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
-from marin_core.identity import digest
 from marin_core.launchers import Job, JobStatus, delivery
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
 from marin_core.records import (
@@ -263,7 +263,7 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
         except (OSError, ValueError):
             return Ended(failure=_crash(attempt, status))
         if not data["ok"]:
-            return Ended(failure=build(Failure, data["failure"]))
+            return Ended(failure=replace(build(Failure, data["failure"]), process_exit_code=status.exit_code))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
         uploaded = delivered is not None and delivered.uploaded
@@ -341,7 +341,7 @@ def _crash(attempt: Attempt, status: JobStatus) -> Failure:
         message = f"the body was killed by {signal.strsignal(-code) or f'signal {-code}'}"
     else:
         message = f"the body's process ended with exit code {code} and left no result"
-    return Failure(type="Crash", message=message, traceback=tail(attempt.log, _TAIL_LINES))
+    return Failure(type="Crash", message=message, traceback=tail(attempt.log, _TAIL_LINES), process_exit_code=code)
 
 
 def tail(log: Path, lines: int) -> str:
@@ -357,8 +357,14 @@ def tail(log: Path, lines: int) -> str:
     return "\n".join(shown[-lines:])
 
 
-def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
+def commit(store: Store, attempt: Attempt, ended: Ended, *, provenance: Mapping[str, Any]) -> StepRecord:
     """Swaps the pointer to this attempt in, if the lease is still ours.
+
+    Args:
+        store: the prefix.
+        attempt: the attempt.
+        ended: what its body left.
+        provenance: the fields ``origin`` and ``adopted`` of the record.
 
     Raises:
         LeaseLostError: another runner has taken the step over; nothing is committed.
@@ -383,6 +389,8 @@ def commit(store: Store, attempt: Attempt, ended: Ended) -> StepRecord:
         seconds=now - attempt.record.started_at,
         inputs=attempt.inputs,
         epoch=attempt.lease.epoch,
+        run_id=attempt.record.run_id,
+        **provenance,
     )
     faults.reached("before-commit")
     leases.commit(store, node.address, attempt.lease, to_json(record).encode())

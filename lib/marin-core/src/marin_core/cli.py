@@ -70,6 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     verify = _reader(commands, "verify", verify_outputs, "check committed outputs", "marin verify --deep")
     verify.add_argument("addresses", nargs="*", metavar="ADDRESS", help="default: all")
     verify.add_argument("--deep", action="store_true", help="compare every file's sha256, not only sizes")
+    again = "make a step again in a clean checkout and compare"
+    reproduce = _reader(commands, "reproduce", reproduced, again, "marin reproduce train/0123456789ab")
+    reproduce.add_argument("address", help="a step's address, or its name for the newest")
+    reproduce.add_argument("--repository", metavar="PATH", help="holds the commit; default: where it was recorded")
+    reproduce.add_argument("--keep", metavar="DIR", help="keep checkout and outputs in this new directory")
     return parser
 
 
@@ -288,6 +293,14 @@ def verify_outputs(parsed: argparse.Namespace) -> int:
         )
         print(f"{format_count(checked, 'step')} checked, {len(bad)} damaged")
     return 1 if bad else 0
+
+
+def reproduced(parsed: argparse.Namespace) -> int:
+    """Makes a step again and compares; the certificate says what differs and why."""
+    from marin_core import reproduction
+
+    _existing(parsed.prefix)
+    return reproduction.command(parsed)
 
 
 def _existing(prefix: str) -> Store:

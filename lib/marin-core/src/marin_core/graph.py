@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marin_core import code, identity, results, sources
+from marin_core import code, encoding, environments, identity, results, sources
 from marin_core.errors import AddressCollisionError, UsageError
 from marin_core.steps import Step, find_steps, return_hint
 
@@ -39,7 +39,7 @@ class Node:
     def work_key(self, inputs: str) -> str:
         """Where attempts keep their work, relative to the prefix. A body resumes only on the same inputs: attempts
         share it if their recipe, their code and their inputs digest are the same."""
-        return f"{self.address}/work/{identity.digest([self.recipe_digest, self.code.digest, inputs])[:12]}"
+        return f"{self.address}/work/{encoding.digest([self.recipe_digest, self.code.digest, inputs])[:12]}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -145,7 +145,7 @@ def _upstream(step: Step) -> Iterator[Step]:
 
 def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, reach: code.Reach) -> Node:
     recipe, classes = identity.recipe_of(step, recipes, reach=reach)
-    recipe_digest = identity.digest(recipe)
+    recipe_digest = encoding.digest(recipe)
     upstream: dict[str, str] = {}
     for parameter, value in step.arguments.items():
         for other in find_steps(value):
@@ -168,7 +168,7 @@ def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, r
 @functools.lru_cache(maxsize=4096)
 def _environment(function: Any) -> str:
     path = code.source_path(function)
-    return identity.environment_digest(path if path is not None and sources.is_workspace(path) else None)
+    return environments.environment_digest(path if path is not None and sources.is_workspace(path) else None)
 
 
 def _check_apart(nodes: Mapping[str, Node]) -> None:

@@ -1,4 +1,4 @@
-"""Identity: the recipe, environment and inputs digests of a step.
+"""Identity: the recipe and inputs digests of a step.
 
 The recipe of a step is its function's name, its version and its arguments (`encoding`). An upstream step stands in it
 as the digest of its own recipe or, if it has a version, as its name and version: a version is a promise of what the
@@ -6,14 +6,10 @@ step is, so an accepted drift of it makes nothing below it anew, and what a rebu
 changed input. Host, prefix, working directory, resources, ignored arguments and hash seed enter nothing here.
 """
 
-import functools
-import hashlib
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from marin_core.code import Reach
-from marin_core.encoding import Encoded, Encoder, digest, found_by_name
+from marin_core.encoding import Encoded, Encoder, found_by_name
 from marin_core.errors import EncodingError, UsageError
 from marin_core.steps import Step
 
@@ -55,35 +51,3 @@ def recipe_of(step: Step, recipes: Mapping[Step, str], *, reach: Reach) -> tuple
     }
     recipe = {"function": reach.name_of(function), "version": step.version, "arguments": arguments}
     return recipe, tuple(encoder.classes)
-
-
-def environment_digest(source: Path | None) -> str:
-    """Digest of Python's version and the nearest ``uv.lock`` above ``source``, or else the installed distributions."""
-    return _environment_digest(source.parent if source else None)
-
-
-@functools.cache
-def _environment_digest(directory: Path | None) -> str:
-    python = ".".join(map(str, sys.version_info[:3]))
-    for ancestor in (directory, *directory.parents) if directory else ():
-        lock = ancestor / "uv.lock"
-        if lock.is_file():
-            return digest({"python": python, "lock": hashlib.sha256(lock.read_bytes()).hexdigest()})
-    return digest({"python": python, "packages": installed_packages()})
-
-
-@functools.cache
-def installed_packages() -> dict[str, str]:
-    """Installed distributions: normalised name -> version. Of two with one name, the one that imports find."""
-    from email.parser import HeaderParser
-    from importlib.metadata import distributions
-
-    parser = HeaderParser()
-    found: dict[str, str] = {}
-    for distribution in distributions():
-        # `name` and `version` would each parse the whole file, long description and all, three times in all.
-        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or distribution.read_text("")
-        headers = parser.parsestr((text or "").partition("\n\n")[0])
-        if name := headers["Name"]:
-            found.setdefault(name.lower().replace("_", "-"), headers["Version"])
-    return dict(sorted(found.items()))

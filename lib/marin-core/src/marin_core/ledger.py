@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from marin_core import facts, faults
+from marin_core import environments, facts, faults
 from marin_core.graph import Graph, Node
 from marin_core.reasons import Planned
-from marin_core.records import Digests, NodeRecord, RunRecord, StepRecord, finite, to_json
+from marin_core.records import Digests, NodeRecord, Origin, RunRecord, StepRecord, finite, to_json
 from marin_core.steps import Step
 from marin_core.store import Store
 
@@ -73,8 +73,12 @@ class Ledger:
         default_factory=lambda: time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
     )
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    _gathering: facts.Gathering = field(init=False)
     _record: RunRecord | None = None
     _next_write: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._gathering = facts.Gathering(self.store)
 
     @property
     def record(self) -> RunRecord:
@@ -86,22 +90,38 @@ class Ledger:
         """Enters the plan, writes the record for the first time and tells the display."""
         for p in planned:
             self.nodes[p.address] = _first_node_record(self.graph.nodes[p.address], self.graph, p)
-        script = getattr(sys.modules.get("__main__"), "__file__", None)
-        environments = [n.environment for n in self.graph.nodes.values() if n.environment]
+        for environment in {n.environment for n in self.graph.nodes.values() if n.environment}:
+            environments.keep(self.store, environment)
+        script = self._gathering.invocation.script
         self._record = RunRecord(
             run_id=self.run_id,
-            script=_relative(script) if script else "",
+            script=_relative(str(script)) if script else "",
             argv=tuple(sys.argv),
             targets=self.graph.targets,
             status="running",
             started_at=time.time(),
             ended_at=None,
             nodes=(),
-            environment=facts.environment(next(iter(environments), "")),
-            git=facts.git(Path(script).resolve().parent) if script else {},
+            environment=facts.environment(self._gathering.lock),
         )
         self._write()
         self.observer.started(self)
+
+    def origin(self) -> Origin:
+        """Where this run came from. Waits for git the first time."""
+        origin = self._gathering.settled(self.record.environment)
+        if self.record.origin is None:
+            git = {"commit": origin.commit, "branch": origin.branch, "dirty": origin.dirty} if origin.repository else {}
+            self._record = replace(self.record, origin=origin, git=git)
+        return origin
+
+    def provenance(self, address: str) -> dict[str, Any]:
+        """The fields of a step's record by which it can be made again: ``origin`` and ``adopted``."""
+        found = ((u, self.graph.nodes[u].step.external) for u in self.graph.nodes[address].upstream)
+        return {
+            "origin": dataclasses.asdict(self.origin()),
+            "adopted": {u: path for u, path in found if path is not None},
+        }
 
     def set(self, address: str, **changes: Any) -> None:
         """Changes fields of a node's record."""
@@ -164,8 +184,12 @@ class Ledger:
 
     def _write(self) -> None:
         start = time.monotonic()
-        self._record = replace(self.record, nodes=tuple(self.nodes.values()))
-        self.store.write(f"runs/{self.run_id}.json", to_json(self._record).encode(), durable=False)
+        try:
+            if self._gathering.is_known or self.record.ended_at is not None:
+                self.origin()
+        finally:  # a patch may not fit where the record does
+            self._record = replace(self.record, nodes=tuple(self.nodes.values()))
+            self.store.write(f"runs/{self.run_id}.json", to_json(self._record).encode(), durable=False)
         faults.reached("run-recorded")
         now = time.monotonic()
         self._next_write = now + max(_LEAST_PERIOD, 10 * (now - start))

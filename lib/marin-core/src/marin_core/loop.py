@@ -401,7 +401,8 @@ class Loop:
         record = None
         try:
             if failure is None:
-                record = attempts.commit(self.store, attempt, ended)
+                provenance = self.ledger.provenance(attempt.address)
+                record = attempts.commit(self.store, attempt, ended, provenance=provenance)
             else:  # whoever takes a step over kills the body that it finds: such a death is no crash, to be tried again
                 leases.check(self.store, attempt.address, attempt.lease)
         except (LeaseLostError, PrefixError) as e:

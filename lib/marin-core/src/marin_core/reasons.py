@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marin_core import identity
+from marin_core import encoding, environments
 from marin_core.ahead import side_by_side
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
@@ -108,7 +108,7 @@ def read_record(store: Store, address: str) -> Found:
 
 def inputs_digest(node: Node, outputs: Mapping[str, str | None]) -> str:
     """The inputs digest of a node: over the output digests of its upstream steps, in order."""
-    return identity.digest([outputs[a] for a in node.upstream])
+    return encoding.digest([outputs[a] for a in node.upstream])
 
 
 def plan(graph: Graph, store: Store, *, options: Options, history: "History | None" = None) -> tuple[Planned, ...]:
@@ -195,7 +195,7 @@ def decide(
         )
     if selected and matches(options.force, node):
         return "run", "forced by --force"
-    decision, reason = _stale(node, found, outputs=outputs, options=options)
+    decision, reason = _stale(node, found, outputs=outputs, options=options, history=history)
     # Only where a look costs no round trip: an object of a remote store is written whole, and `verify` looks there.
     damage = store.damage(f"{node.address}/attempts/{found.attempt}/out", found.files) if store.local else []
     if damage and decision != "refuse":
@@ -212,7 +212,7 @@ def decide(
 
 
 def _stale(
-    node: Node, record: StepRecord, *, outputs: Mapping[str, str | None], options: Options
+    node: Node, record: StepRecord, *, outputs: Mapping[str, str | None], options: Options, history: "History"
 ) -> tuple[Decision, str]:
     """What follows from the differences between what is committed and what is asked; the first that counts decides."""
     reported = ""
@@ -233,7 +233,8 @@ def _stale(
     if reported:
         return "reuse", reported
     if record.digests.environment != node.environment:
-        return "reuse", "up to date; environment changed since"
+        changed = history.environment_changes(record.digests.environment, node.environment)
+        return "reuse", f"up to date; environment changed since{f': {changed}' if changed else ''}"
     return "reuse", "up to date"
 
 
@@ -287,13 +288,23 @@ def code_changes(recorded: Mapping[str, str], node: Node) -> str:
 
 
 class History:
-    """Earlier recipes of a step, to say what is new in this one. Read once a name, and not for names with so many
-    siblings that reading them would cost more than the sentence is worth."""
+    """What was before: earlier recipes of a step, to say what is new in this one, and earlier environments. Read once
+    a name or environment, and not for names with so many siblings that reading them would cost more than the sentence
+    is worth."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._latest: dict[str, StepRecord | None] = {}
         self._num_read = 0
+        self._environments: dict[tuple[str, str], str] = {}
+
+    def environment_changes(self, old: str, new: str) -> str:
+        """The packages that differ between two environments, by digest; empty if the old one was never described."""
+        if (old, new) not in self._environments:
+            record = environments.read(self._store, old)
+            changes = environments.changes(record, environments.record_of(new)) if record else ()
+            self._environments[old, new] = environments.listed(changes)
+        return self._environments[old, new]
 
     def what_is_new(self, node: Node) -> str:
         """The reason why a step without a committed output runs."""

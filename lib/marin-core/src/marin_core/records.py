@@ -1,6 +1,6 @@
 """Records: what is written down about a step, an attempt at it, and a run.
 
-Three kinds of JSON file under a prefix, each a frozen dataclass here and each with a ``schema`` number (a record of a
+Four kinds of JSON file under a prefix, each a frozen dataclass here and each with a ``schema`` number (a record of a
 later schema is refused, never guessed at):
 
 - ``{address}/step.json``                  `StepRecord`: which attempt is committed, its manifest and its value. One
@@ -8,9 +8,13 @@ later schema is refused, never guessed at):
 - ``{address}/attempts/{n}/attempt.json``  `AttemptRecord`: one try, whatever came of it.
 - ``runs/{run_id}.json``                   `RunRecord`: the graph that was asked for, and for every node the
                                            decision with its reason, the times and the outcome.
+- ``environments/{digest}.json``           `EnvironmentRecord`: what an environment digest stands for.
+
+An `Origin` inside step and run records says how to come by the same code again.
 
 Invariant: every reference in a record (address, log, file) is relative to the prefix or to the output directory, so
-a prefix that is moved or copied elsewhere still reads. Times are seconds since the epoch, UTC; durations are seconds.
+a prefix that is moved or copied elsewhere still reads. Paths of the host (adopted data, the repository) are facts
+about the past and no references. Times are seconds since the epoch, UTC; durations are seconds.
 """
 
 import dataclasses
@@ -61,6 +65,48 @@ class Failure:
     """Set when the exception marks a user's mistake: it is told in one line, and the process exits with this code."""
     mro: tuple[str, ...] = ()
     """Dotted names of the exception's classes, its own first, up to ``Exception``; what a retry goes by."""
+    process_exit_code: int | None = None
+    """What the body's own process ended with; negative for a signal, None if the launcher lost it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a run came from: all that it takes to run it again, even when the run's own record is gone.
+
+    Digests name texts in ``objects/``. The script runs from ``directory``, relative to the repository; one outside of
+    it, and the repository itself, are absolute paths of the host.
+    """
+
+    repository: str = ""
+    """Where the checkout was; empty outside a repository."""
+    commit: str = ""
+    branch: str = ""
+    dirty: bool = False
+    """Whether tracked files differed from the commit."""
+    patch: str | None = ""
+    """Digest of what has to be applied to the commit, untracked files included; empty when nothing has to, None when
+    it could not be recorded."""
+    omitted: tuple[str, ...] = ()
+    """What the patch lacks, and why."""
+    script: str = ""
+    """Relative to the repository; empty for a session without a script."""
+    launched: Literal["script", "module", "marin"] = "script"
+    """As ``python SCRIPT``, ``python -m MODULE`` or ``marin run SCRIPT``."""
+    entry: str = ""
+    """The module's name, or the name of the build function if ``marin run`` was given one."""
+    flags: tuple[str, ...] = ()
+    directory: str = ""
+    lock: str = ""
+    """Digest of the lock file nearest to the script; empty when there is none."""
+    lock_path: str = ""
+    """Relative to the repository."""
+    machine: str = ""
+    """Digest of the run's ``environment``, as JSON."""
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The digests of all objects that it refers to."""
+        return tuple(d for d in (self.patch, self.lock, self.machine) if d)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +134,12 @@ class StepRecord:
     """Epoch of the lease under which it was committed."""
     fence: int = 0
     """Epoch of the last lease that fenced it off from earlier ones; see `leases`."""
+    run_id: str = ""
+    """The run whose attempt it is."""
+    origin: dict[str, Any] = field(default_factory=dict)
+    """An `Origin` as JSON, for `origin_of`: who only plans reads thousands of records and has no use for it."""
+    adopted: dict[str, str] = field(default_factory=dict)
+    """Address of each upstream step that is adopted data -> where the data lay."""
     schema: int = SCHEMA
 
     @property
@@ -163,10 +215,30 @@ class RunRecord:
     nodes: tuple[NodeRecord, ...]
     """In topological order: an upstream step comes before its dependants."""
     environment: dict[str, Any] = field(default_factory=dict)
-    """python, platform, host, user, cpu, num_cpus, memory_bytes, lock_digest, packages (name -> version)."""
+    """python, platform, host, user, cpu, num_cpus, memory_bytes, accelerators, marin_core (its version), lock_digest,
+    packages (name -> version)."""
     git: dict[str, Any] = field(default_factory=dict)
-    """commit, branch, dirty (bool); empty outside a repository."""
+    """commit, branch, dirty (bool): the part of ``origin`` that people ask for; empty outside a repository."""
+    origin: Origin | None = None
+    """Gathered beside the first steps, so a run that was killed at once has none."""
     schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRecord:
+    """What an environment digest stands for."""
+
+    python: str
+    lock: str
+    """sha256 of the lock file; empty when there was none, and the installed packages were digested."""
+    packages: dict[str, str]
+    """Name -> version: those of the lock file, else the installed ones."""
+    schema: int = SCHEMA
+
+
+def origin_of(record: StepRecord) -> Origin | None:
+    """Where the run came from that made a step; None if that was not recorded."""
+    return build(Origin, record.origin) if record.origin else None
 
 
 def to_json(record: Any) -> str:

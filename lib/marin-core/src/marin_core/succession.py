@@ -20,9 +20,9 @@ from typing import Any
 
 from marin_core import leases
 from marin_core.attempts import Attempt, begin, job_name, user
+from marin_core.encoding import digest
 from marin_core.errors import CorruptRecordError, UsageError
 from marin_core.graph import Node
-from marin_core.identity import digest
 from marin_core.launchers import JobStatus, Launcher, delivery, kind_of, make_launcher
 from marin_core.records import AttemptRecord, from_json, to_json
 from marin_core.store import Store
