@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from marin_core import facts
+from marin_core import facts, leases
 from marin_core.graph import Graph, Node
 from marin_core.reasons import Planned
 from marin_core.records import Digests, NodeRecord, RunRecord, StepRecord, finite, to_json
@@ -85,7 +85,7 @@ class Ledger:
     def open(self, planned: tuple[Planned, ...]) -> None:
         """Enters the plan, writes the record for the first time and tells the display."""
         for p in planned:
-            self.nodes[p.address] = _first_node_record(self.graph.nodes[p.address], self.graph, p)
+            self.nodes[p.address] = planned_node(self.graph.nodes[p.address], self.graph, p)
         script = getattr(sys.modules.get("__main__"), "__file__", None)
         environments = [n.environment for n in self.graph.nodes.values() if n.environment]
         self._record = RunRecord(
@@ -99,6 +99,7 @@ class Ledger:
             nodes=(),
             environment=facts.environment(next(iter(environments), "")),
             git=facts.git(Path(script).resolve().parent) if script else {},
+            driver={"host": leases.this_host(), **dataclasses.asdict(leases.Process.of(os.getpid()))},
         )
         self._write()
         self.observer.started(self)
@@ -170,7 +171,8 @@ class Ledger:
         self._next_write = now + max(_LEAST_PERIOD, 10 * (now - start))
 
 
-def _first_node_record(node: Node, graph: Graph, planned: Planned) -> NodeRecord:
+def planned_node(node: Node, graph: Graph, planned: Planned) -> NodeRecord:
+    """The record of a node before anything ran."""
     step = node.step
     return NodeRecord(
         address=node.address,

@@ -30,6 +30,7 @@ from marin_core.launchers import Launcher
 from marin_core.ledger import Ledger, Observer
 from marin_core.reasons import Options
 from marin_core.records import Decision, Failure, RunRecord, StepRecord
+from marin_core.removal import await_collection, last_collection
 from marin_core.steps import Step, typed_value
 from marin_core.store import Store
 
@@ -99,6 +100,7 @@ class Loop:
             RunInterrupted: a signal came; the bodies are stopped and the record is written.
         """
         self.store.check_writable()
+        seen = last_collection(self.store)
         planned = reasons.plan(self.graph, self.store, options=self.options)
         self.found = {p.address: p.record for p in planned}
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
@@ -106,6 +108,9 @@ class Loop:
         self.ledger.open(planned)
         with self._signals_as_events(), leases.kept(self.store, self._held, lost=self._note_loss):
             try:
+                said, signalled = self.ledger.observer.said, lambda: not self.events.empty()
+                if await_collection(self.store, said=said, interrupted=signalled) != seen:
+                    self.found = dict.fromkeys(self.found)  # what the plan saw may be gone
                 self._loop()
             except BaseException as e:
                 level = logging.DEBUG if isinstance(e, PrefixError) else logging.WARNING  # which says it all itself

@@ -12,6 +12,7 @@ rebuild.
 
 import fnmatch
 import hashlib
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from marin_core import identity
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
-from marin_core.records import Decision, StepRecord, from_json
+from marin_core.records import Decision, StepRecord, Tombstone, from_json
 from marin_core.steps import OnCodeChange
 from marin_core.store import Store
 
@@ -250,28 +251,57 @@ class History:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._latest: dict[str, StepRecord | None] = {}
+        self._siblings: dict[str, frozenset[str]] = {}
+        self._earlier: dict[str, list[tuple[StepRecord, dict[str, str]]]] = {}
 
     def what_is_new(self, node: Node) -> str:
         """The reason why a step without a committed output runs."""
-        if node.step.version is not None:
+        if (collected := self._collected(node)) is not None:
+            return collected
+        nearest = self.nearest(node)
+        if nearest is None:
             return "no committed output"
-        if node.name not in self._latest:
-            self._latest[node.name] = self._read(node.name)
-        latest = self._latest[node.name]
-        if latest is None:
-            return "no committed output"
-        changes = recipe_changes(latest.recipe, node.recipe)
+        changes = recipe_changes(nearest.recipe, node.recipe)
         more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
         return "recipe is new: " + "; ".join(changes[:_MOST_CHANGES]) + more
 
-    def _read(self, name: str) -> StepRecord | None:
-        siblings = self._store.names(name)
-        if len(siblings) > _MOST_SIBLINGS:
+    def nearest(self, node: Node) -> StepRecord | None:
+        """The committed step of the same name whose recipe differs in the fewest leaves, the newest of several."""
+        if node.step.version is not None:
             return None
-        found = [read_record(self._store, f"{name}/{s}") for s in siblings]
-        records = [r for r in found if isinstance(r, StepRecord) and r.version is None]
-        return max(records, key=lambda r: r.committed_at, default=None)
+        if node.name not in self._earlier:
+            self._earlier[node.name] = self._read(node.name)
+        own = flatten(node.recipe)
+        ranked = [(_distance(leaves, own), -r.committed_at, r) for r, leaves in self._earlier[node.name]]
+        return min(ranked, key=lambda rank: rank[:2], default=(0, 0.0, None))[2]
+
+    def _collected(self, node: Node) -> str | None:
+        """The reason of a step whose output was collected."""
+        name, _, last = node.address.rpartition("/")
+        key = f"{node.address}/tombstone.json"
+        data = self._store.read(key) if last in self._names(name) else None
+        try:
+            stone = from_json(Tombstone, data, where=key) if data is not None else None
+        except (CorruptRecordError, NewerRecordError):
+            return None
+        return f"collected by gc on {time.strftime('%Y-%m-%d', time.localtime(stone.collected_at))}" if stone else None
+
+    def _names(self, name: str) -> frozenset[str]:
+        if name not in self._siblings:
+            self._siblings[name] = frozenset(self._store.names(name))
+        return self._siblings[name]
+
+    def _read(self, name: str) -> list[tuple[StepRecord, dict[str, str]]]:
+        siblings = self._names(name)
+        if len(siblings) > _MOST_SIBLINGS:
+            return []
+        found = [read_record(self._store, f"{name}/{s}") for s in sorted(siblings)]
+        return [(r, flatten(r.recipe)) for r in found if isinstance(r, StepRecord) and r.version is None]
+
+
+def _distance(before: Mapping[str, str], after: Mapping[str, str]) -> int:
+    """Number of leaves in which two recipes differ."""
+    return len(dict(before.items() ^ after.items()))
 
 
 def recipe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ import base64
 import functools
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from marin_core.records import RunRecord
 from marin_core.web.curves import render_curves
@@ -26,7 +26,9 @@ from marin_core.web.view import RunView
 
 _logger = logging.getLogger(__name__)
 
-_SECTIONS: tuple[tuple[str, str, Callable[[RunView], Markup | None]], ...] = (
+type Section = Callable[[RunView], Markup | None]
+
+_SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("failures", "What went wrong", render_failures),
     ("results", "Results", render_results),
     ("curves", "Curves", render_curves),
@@ -50,16 +52,26 @@ def write_report(record: RunRecord, prefix: str, html: str) -> str:
     Raises:
         OSError: the file cannot be written.
     """
-    page = render_report(record, prefix).encode("utf-8", errors="replace")
-    _write(html, page)
+    write_page(render_report(record, prefix), html)
     return html
 
 
 def render_report(record: RunRecord, prefix: str) -> str:
     """The page of a run as text; see `write_report`."""
-    view = RunView.of(record, PrefixFiles(prefix))
-    header = _section(render_header, "header", view)
-    sections = [(name, title, _section(render, name, view)) for name, title, render in _SECTIONS]
+    return render_page(RunView.of(record, PrefixFiles(prefix)), render_header, _SECTIONS)
+
+
+def render_page(view: RunView, header: Section, parts: Sequence[tuple[str, str, Section]]) -> str:
+    """A page on a run, or on one that is only planned.
+
+    Args:
+        view: the run.
+        header: renders the top of the page.
+        parts: anchor, title and renderer of each section.
+    """
+    record = view.record
+    top = _section(header, "header", view)
+    sections = [(name, title, _section(render, name, view)) for name, title, render in parts]
     links = [element("li", element("a", title, href=f"#{name}")) for name, title, section in sections if section]
     style, script = _asset("page.css"), _asset("page.js")
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; base-uri 'none'"
@@ -75,7 +87,7 @@ def render_report(record: RunRecord, prefix: str) -> str:
     )
     body = element(
         "body",
-        header,
+        top,
         element("nav", element("ul", links), aria_label="Sections"),
         element("main", [section for _, _, section in sections]),
         element("script", script),
@@ -83,7 +95,7 @@ def render_report(record: RunRecord, prefix: str) -> str:
     return fragment(Markup("<!doctype html>\n"), element("html", head, body, lang="en"), "\n")
 
 
-def _section(render: Callable[[RunView], Markup | None], name: str, view: RunView) -> Markup | None:
+def _section(render: Section, name: str, view: RunView) -> Markup | None:
     """One section; a record that this version cannot draw costs that section alone, and the log says why."""
     try:
         return render(view)
@@ -105,13 +117,15 @@ def _hash(text: str) -> str:
     return f"'sha256-{digest}'"
 
 
-def _write(html: str, page: bytes) -> None:
+def write_page(text: str, html: str) -> None:
+    """Writes a page; a local file appears whole or not at all."""
     import os
     from pathlib import Path
 
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 
+    page = text.encode("utf-8", errors="replace")
     filesystem, path = url_to_fs(html)
     if not isinstance(filesystem, LocalFileSystem):
         filesystem.pipe_file(path, page)
