@@ -113,21 +113,26 @@ class Catalogue:
         """The record of one attempt."""
         return self._read(f"{address}/attempts/{number}/attempt.json", AttemptRecord)
 
+    def named(self, text: str) -> list[str]:
+        """The addresses that a text names: itself, or all of the step of that name, or what begins with it."""
+        text = text.strip("/")
+        if not _KEY.fullmatch(text) or ".." in text.split("/") or text.split("/")[0] == "runs":
+            return []
+        if self._is_address(text):
+            return [text]
+        if found := [a for a in self._below(text) if self._is_address(a)]:
+            return found
+        name, _, start = text.rpartition("/")
+        return [a for a in self._below(name) if a.startswith(f"{name}/{start}") and self._is_address(a)] if name else []
+
     def addresses_of(self, text: str) -> list[str]:
-        """The addresses that a text names: itself, or all of the step of that name, or what begins with it.
+        """`named`, and an error where there is none.
 
         Raises:
-            UsageError: there is none; names the closest.
+            UsageError: names the closest.
         """
-        text = text.strip("/")
-        if _KEY.fullmatch(text) and ".." not in text.split("/") and not text.startswith("runs/"):
-            if self._is_address(text):
-                return [text]
-            named = [f"{text}/{child}" for child in self.store.names(text) if self._is_address(f"{text}/{child}")]
-            name, _, start = text.rpartition("/")
-            begun = [f"{name}/{child}" for child in (self.store.names(name) if name else ()) if child.startswith(start)]
-            if found := named or [a for a in begun if self._is_address(a)]:
-                return found
+        if found := self.named(text):
+            return found
         names = {a.rpartition("/")[0] for a in self.addresses}
         hint = _closest(text, sorted({*names, *self.addresses})) or "marin status lists them"
         raise UsageError(f"{text}: no step of this address or name under {self.store.url}; {hint}")
@@ -139,6 +144,9 @@ class Catalogue:
             return found[0], None
         newest = max(found, key=self._recency)
         return newest, f"{text}: the newest of {len(found)} is meant, {newest}"
+
+    def _below(self, key: str) -> list[str]:
+        return [f"{key}/{name}" for name in self.store.names(key)]
 
     def _is_address(self, text: str) -> bool:
         return not {"step.json", "lease.json", "tombstone.json"}.isdisjoint(self.store.names(text))

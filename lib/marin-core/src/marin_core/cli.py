@@ -59,8 +59,9 @@ def _show(answer: Answer, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(answer.document, indent=2, allow_nan=False))
     else:
+        lazy = not isinstance(answer.lines, list)
         for line in answer.lines:
-            print(line, flush=sys.stdout.isatty())
+            print(line, flush=lazy)
     return answer.exit_code
 
 

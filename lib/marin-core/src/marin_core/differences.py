@@ -14,7 +14,7 @@ from typing import Any
 
 from marin_core.quantities import is_number
 from marin_core.reasons import flatten
-from marin_core.records import NodeRecord, RunRecord, StepRecord
+from marin_core.records import NodeRecord, RunRecord, StepRecord, finite
 from marin_core.web.files import PrefixFiles, UnreadableFileError
 
 SECTIONS = (
@@ -32,6 +32,7 @@ SECTIONS = (
 )
 """The order in which changes are shown: what was asked, by what it was made, what came of it."""
 
+NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _METRICS = "*metrics*.jsonl"
 _LAST_ROW_BYTES = 1 << 16
 _MOST_CANDIDATES = 32
@@ -54,13 +55,17 @@ class Change:
 
     @property
     def ratio(self) -> float | None:
-        """By what a number was multiplied; None from zero."""
-        return self.new / self.old if self.delta is not None and self.old else None
+        """By what a number was multiplied; None from zero, and beyond the floats."""
+        try:
+            return self.new / self.old if self.delta is not None and self.old else None
+        except OverflowError:
+            return None
 
     def document(self) -> dict[str, Any]:
-        """As JSON; numbers with their delta and ratio."""
+        """As strict JSON; numbers with their delta and ratio."""
         numbers = {"delta": self.delta, "ratio": self.ratio} if self.delta is not None else {}
-        return {"name": self.name, "old": self.old, "new": self.new, **numbers}
+        fields = {"name": self.name, "old": self.old, "new": self.new, **numbers}
+        return {k: finite(v) if isinstance(v, float) else v for k, v in fields.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +97,9 @@ def between_environments(old: Mapping[str, Any], new: Mapping[str, Any]) -> list
     return [*_mapping("environment", rest[0], rest[1]), *_mapping("environment", packages[0], packages[1])]
 
 
-def between_metrics(old: Mapping[str, float], new: Mapping[str, float]) -> list[Change]:
-    """What differs in the last rows of two outputs' metrics."""
-    return list(_mapping("metrics", old, new))
+def between_metrics(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> list[Change]:
+    """What differs in the last rows of two outputs' metrics; nothing can be said where one was collected."""
+    return list(_mapping("metrics", old, new)) if old is not None and new is not None else []
 
 
 def between_runs(old: RunRecord, new: RunRecord) -> tuple[list[Change], list[Pair]]:
@@ -144,7 +149,8 @@ def _between_nodes(old: NodeRecord, new: NodeRecord) -> Iterator[Change]:
     """What differs in two steps by what their runs recorded of them."""
     if old.digests is not None and new.digests is not None:
         yield from _mapping("code", {"code": old.digests.code}, {"code": new.digests.code})
-        yield from _mapping("inputs", {"inputs": old.digests.inputs}, {"inputs": new.digests.inputs})
+        if old.digests.inputs and new.digests.inputs:  # one that did not run has read none
+            yield from _mapping("inputs", {"inputs": old.digests.inputs}, {"inputs": new.digests.inputs})
     yield from _mapping("config", leaves(old.arguments), leaves(new.arguments))
     yield from _mapping("decisions", _decision(old), _decision(new))
     yield from _mapping("timings", {"seconds": old.seconds}, {"seconds": new.seconds})
@@ -167,29 +173,29 @@ def leaves(value: Any, *, at: str = "") -> dict[str, Any]:
     return found
 
 
-def last_metrics(files: PrefixFiles, output: str, names: Iterable[str]) -> dict[str, float]:
-    """The numbers in the last row of each ``metrics.jsonl`` of an output: column -> number.
+def last_metrics(files: PrefixFiles, output: str, names: Iterable[str]) -> dict[str, Any] | None:
+    """The numbers in the last row of each ``metrics.jsonl`` of an output: column -> number; None if it is gone.
 
     Args:
         files: the prefix.
         output: the output's directory, relative to it.
         names: the output's files. Columns of one in a subdirectory bear its path.
     """
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for name in sorted(n for n in names if fnmatch.fnmatch(n.rpartition("/")[2], _METRICS)):
         at = "" if name == "metrics.jsonl" else f"{name.removesuffix('.jsonl')}:"
         try:
             text = files.tail(f"{output}/{name}", max_bytes=_LAST_ROW_BYTES)
         except UnreadableFileError:
-            continue
+            return None
         row = next((r for r in map(_row, reversed(text.splitlines())) if r is not None), {})
-        found |= {f"{at}{k}": v for k, v in leaves(row).items() if is_number(v)}
+        found |= {f"{at}{k}": v for k, v in leaves(row).items() if is_number(v) or v in NOT_FINITE}
     return found
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=str)
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None

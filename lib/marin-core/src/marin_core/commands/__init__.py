@@ -20,7 +20,7 @@ class Answer:
     document: Any
     """The whole answer as plain JSON."""
     lines: Iterable[str]
-    """The same for people; the last line says what was found. May be lazy, and then is the only one consumed."""
+    """The same for people; the last line says what was found. What is no list comes in time, line by line."""
     remarks: tuple[str, ...] = ()
     """What belongs on stderr, since it is about the question: which of several steps was meant."""
     exit_code: int = 0

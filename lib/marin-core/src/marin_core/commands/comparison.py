@@ -11,13 +11,15 @@ from marin_core.catalogue import Catalogue
 from marin_core.commands import Answer
 from marin_core.differences import SECTIONS, Change, Pair
 from marin_core.errors import MarinCoreError, UsageError
-from marin_core.quantities import format_bytes, format_count, format_number, format_time
+from marin_core.quantities import format_bytes, format_count, format_number, format_quantity, format_time, is_number
 from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord
 from marin_core.tables import align
 from marin_core.web.files import PrefixFiles
 
 _MOST_SHOWN = 40
 """Changes of one section that are shown to people; JSON has all."""
+_LONG = 60
+"""Characters of a text above which before and after stand on lines of their own."""
 _DEEPEST = 24
 """Levels that a tree is indented by; a deeper line says its depth instead, so that a long chain stays linear."""
 
@@ -38,13 +40,12 @@ def diff(parsed: argparse.Namespace) -> Answer:
 
 
 def _run_of(catalogue: Catalogue, text: str) -> str | None:
-    """The run that a text names, if it names one; a step of that name or address has precedence."""
-    try:
-        return catalogue.find_run(text)
-    except UsageError:
-        if text.startswith("latest"):
-            raise
+    """The run that a text names, if it names one; a step of that name or address has precedence over what a run's id
+    only begins with."""
+    begun = any(i.startswith(text) for i in catalogue.run_ids) and text not in catalogue.run_ids
+    if begun and catalogue.named(text):
         return None
+    return catalogue.find_run(text) if begun or text in catalogue.run_ids or text.startswith("latest") else None
 
 
 # Two steps
@@ -192,27 +193,40 @@ def _lines(changes: Iterable[Change]) -> list[str]:
         by_section.setdefault(change.section, []).append(change)
     lines = []
     for section, members in by_section.items():
-        rows = [("", c.name, _told(c)) for c in members[:_MOST_SHOWN]]
-        lines.extend([section, *align(rows)])
+        told = [(c.name, _told(c)) for c in members[:_MOST_SHOWN]]
+        lines.append(section)
+        lines.extend(align([("", name, *text) for name, text in told if len(text) == 1]))
+        lines.extend(
+            line for name, text in told if len(text) > 1 for line in (f"  {name}", *(f"    {t}" for t in text))
+        )
         if len(members) > _MOST_SHOWN:
             lines.append(f"  and {len(members) - _MOST_SHOWN} more; --json has all")
     return lines
 
 
-def _told(change: Change) -> str:
+def _told(change: Change) -> list[str]:
+    """What became of it: on one line, or, if it is long, on one each for before and after."""
     if change.section == "code":
-        return "new" if change.old is None else "gone" if change.new is None else "changed"
-    if change.section == "inputs" and change.old and change.new:
-        return f"{str(change.old)[:12]} -> {str(change.new)[:12]}"
-    text = f"{_word(change.old)} -> {_word(change.new)}"
+        return ["new" if change.old is None else "gone" if change.new is None else "changed"]
+    before, after = (_word(change.name, value) for value in (change.old, change.new))
+    if before == after:
+        before, after = repr(change.old), repr(change.new)  # a difference beyond four digits, or of type
+    if change.section == "inputs":
+        before, after = before[:12], after[:12]
+    if max(len(before), len(after)) > _LONG:
+        return [f"- {before}", f"+ {after}"]
+    text = f"{before} -> {after}"
     if change.delta is None:
-        return text
+        return [text]
     ratio = f", x{format_number(change.ratio)}" if change.ratio is not None else ""
-    return f"{text}  ({'+' if change.delta > 0 else ''}{format_number(change.delta)}{ratio})"
+    sign = "+" if change.delta > 0 else "-" if change.delta < 0 else ""
+    return [f"{text}  ({sign}{format_quantity(change.name, abs(change.delta))}{ratio})"]
 
 
-def _word(value: Any) -> str:
-    return "absent" if value is None else str(value)
+def _word(name: str, value: Any) -> str:
+    if value is None:
+        return "absent"
+    return format_quantity(name, value) if is_number(value) else str(value)
 
 
 # Lineage
@@ -235,15 +249,14 @@ def lineage(parsed: argparse.Namespace) -> Answer:
     lost = f", {format_count(len(document['missing']), 'record')} missing" if document["missing"] else ""
     where = "downstream of" if parsed.down else "upstream of"
     last = f"{format_count(len(steps) - 1, 'step')} {where} {address}{lost}"
-    return Answer(document=document, lines=_tree_lines(lines, last), remarks=(remark,) if remark else ())
+    return Answer(document=document, lines=[*_tree_lines(lines), last], remarks=(remark,) if remark else ())
 
 
-def _tree_lines(lines: Sequence[Line], last: str) -> Iterator[str]:
+def _tree_lines(lines: Sequence[Line]) -> Iterator[str]:
     for line in lines:
         depth = f"({line.depth}) " if line.depth > _DEEPEST else ""
         text = f"{line.kin.address}, see above" if line.again else _kin_text(line.kin)
         yield f"{'  ' * min(line.depth, _DEEPEST)}{depth}{text}"
-    yield last
 
 
 def _kin_text(kin: Kin) -> str:
