@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +10,12 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
+
+from marin_core.cli import main
 
 _numbers = itertools.count()
 
@@ -57,3 +61,33 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(command, cwd=cwd, env=os.environ | extra, capture_output=True, text=True, check=False)
 
     return run
+
+
+class Said(NamedTuple):
+    """What a command left: its exit code, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Stdout as the one JSON document that it has to be."""
+        return json.loads(self.out)
+
+    @property
+    def last(self) -> str:
+        """The last line of stdout."""
+        return self.out.splitlines()[-1]
+
+
+@pytest.fixture
+def marin(prefix: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """The ``marin`` command in this very process, on the test's prefix."""
+
+    def command(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = main([*arguments, "--prefix", prefix])
+        return Said(code, *capsys.readouterr())
+
+    return command

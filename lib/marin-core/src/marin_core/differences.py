@@ -5,6 +5,7 @@ what stood there before and after; None is what is not there. Everything else (n
 follows from that list. Nothing is a reason here: `reasons` says why a step runs, this says what came out otherwise.
 """
 
+import contextlib
 import fnmatch
 import json
 from collections import defaultdict
@@ -50,16 +51,17 @@ class Change:
 
     @property
     def delta(self) -> float | None:
-        """How much a number has grown."""
-        return self.new - self.old if is_number(self.old) and is_number(self.new) else None
+        """How much a number has grown; None of what is no number, and beyond the floats."""
+        with contextlib.suppress(OverflowError):
+            return self.new - self.old if is_number(self.old) and is_number(self.new) else None
+        return None
 
     @property
     def ratio(self) -> float | None:
-        """By what a number was multiplied; None from zero, and beyond the floats."""
-        try:
+        """By what a number was multiplied; None from zero as well."""
+        with contextlib.suppress(OverflowError):
             return self.new / self.old if self.delta is not None and self.old else None
-        except OverflowError:
-            return None
+        return None
 
     def document(self) -> dict[str, Any]:
         """As strict JSON; numbers with their delta and ratio."""
