@@ -49,7 +49,7 @@ def test_an_address_or_its_beginning_means_itself(catalogue: Catalogue, addresse
 def test_what_is_not_there_is_answered_with_what_is_close(catalogue: Catalogue, addresses: list[str]) -> None:
     with pytest.raises(UsageError, match=r"trian: no step .*; did you mean train"):
         catalogue.find_step("trian")
-    with pytest.raises(UsageError, match="xyzzy: no step .*; marin status lists them"):
+    with pytest.raises(UsageError, match=r"xyzzy: no step .*; marin status lists them"):
         catalogue.find_step("xyzzy")
 
 

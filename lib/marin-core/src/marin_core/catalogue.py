@@ -12,9 +12,10 @@ says.
 import difflib
 import functools
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ from marin_core.store import Store, open_store
 Unreadable = CorruptRecordError | NewerRecordError
 
 _KEY = re.compile(r"[A-Za-z0-9_.+=-]+(/[A-Za-z0-9_.+=-]+)*")
+_MARKS = frozenset({"step.json", "lease.json", "tombstone.json"})
+"""Files by which a directory is known to be a step's."""
 _REMOTE_READERS = 32
 _MOST_LISTED = 8
 
@@ -79,7 +82,10 @@ class Catalogue:
     @functools.cached_property
     def addresses(self) -> tuple[str, ...]:
         """Every address that was ever worked on, committed or not, in order."""
-        found = {k.rpartition("/")[0] for name in ("lease.json", "step.json") for k in self.store.find(name)}
+        if self.store.local is not None:
+            found = set(_walk(str(self.store.local)))
+        else:
+            found = {k.rpartition("/")[0] for name in ("lease.json", "step.json") for k in self.store.find(name)}
         return tuple(sorted(a for a in found if not a.startswith("runs/")))
 
     def each[R](self, read: Callable[[str], R], keys: Iterable[str]) -> dict[str, R]:
@@ -149,7 +155,7 @@ class Catalogue:
         return [f"{key}/{name}" for name in self.store.names(key)]
 
     def _is_address(self, text: str) -> bool:
-        return not {"step.json", "lease.json", "tombstone.json"}.isdisjoint(self.store.names(text))
+        return not _MARKS.isdisjoint(self.store.names(text))
 
     def _recency(self, address: str) -> tuple[bool, float, str]:
         if isinstance(found := self.record(address), StepRecord):
@@ -243,6 +249,14 @@ def live_status(run: dict[str, Any]) -> str:
         process = leases.Process(pid=int(driver["pid"]), started=int(driver["started"]))
         return "running" if process.alive() else "died"
     return str(run["status"])
+
+
+def _walk(root: str) -> Iterator[str]:
+    """Directories of steps below a local prefix, in one walk that enters no output and follows no link."""
+    for directory, below, files in os.walk(root):
+        if not _MARKS.isdisjoint(files):
+            below[:] = [name for name in below if name not in ("attempts", "work")]
+            yield directory[len(root) + 1 :]
 
 
 def _closest(text: str, known: Iterable[str]) -> str | None:

@@ -43,8 +43,8 @@ class Removed:
 class Collection:
     """The right to collect under one prefix, for as long as a ``collecting`` context lasts."""
 
-    def __init__(self, store: Store, lease: leases.Lease) -> None:
-        self._store, self._lease = store, lease
+    def __init__(self, store: Store, lease: leases.Lease, *, run_id: str) -> None:
+        self._store, self._run_id = store, run_id
         self._held: dict[str, leases.Lease] = {COLLECTION: lease}
         self._lost = ""
         self._witness = leases.Witness()
@@ -62,7 +62,7 @@ class Collection:
         if lease is None:
             holder = leases.read(store, COLLECTION)
             raise RefusedError(f"another collection is under way: {holder.who if holder else 'unknown'}")
-        made = cls(store, lease)
+        made = cls(store, lease, run_id=run_id)
         try:
             with leases.kept(store, lambda: list(made._held.items()), lost=made._note_loss):
                 yield made
@@ -82,7 +82,7 @@ class Collection:
 
     def _at(self, address: str, group: list[Garbage]) -> Iterator[Removed]:
         """What lies at one step, under its lease."""
-        lease = leases.acquire(self._store, address, run_id=self._lease.run_id, witness=self._witness)
+        lease = leases.acquire(self._store, address, run_id=self._run_id, witness=self._witness)
         if lease is None:
             yield from (Removed(garbage=g, left="it is being made by now") for g in group)
             return

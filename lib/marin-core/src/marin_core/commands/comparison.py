@@ -5,11 +5,11 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from marin_core import differences
+from marin_core import changes as compared
 from marin_core.ancestry import Ancestry, Kin, Line, tree
 from marin_core.catalogue import Catalogue
+from marin_core.changes import SECTIONS, Change, Pair
 from marin_core.commands import Answer
-from marin_core.differences import SECTIONS, Change, Pair
 from marin_core.errors import MarinCoreError, UsageError
 from marin_core.quantities import format_bytes, format_count, format_number, format_quantity, format_time, is_number
 from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord
@@ -56,11 +56,11 @@ def _diff_steps(catalogue: Catalogue, a: str, b: str) -> Answer:
     records = [_record(catalogue, address) for address, _ in found]
     old, new = records
     files = PrefixFiles(catalogue.store.url)
-    metrics = [differences.last_metrics(files, _output(r), [f.path for f in r.files]) for r in records]
+    metrics = [compared.last_metrics(files, _output(r), [f.path for f in r.files]) for r in records]
     changes = [
-        *differences.between_steps(old, new),
+        *compared.between_steps(old, new),
         *_environment_changes(catalogue, old, new),
-        *differences.between_metrics(*metrics),
+        *compared.between_metrics(*metrics),
     ]
     same = not any(c.section != "timings" for c in changes)
     document = {"kind": "steps", "a": old.address, "b": new.address, "same": same, "changes": _sections(changes)}
@@ -91,7 +91,7 @@ def _environment_changes(catalogue: Catalogue, old: StepRecord, new: StepRecord)
     if digests[0] == digests[1]:
         return []
     known = [_environment(catalogue, r) for r in (old, new)]
-    changes = differences.between_environments(known[0], known[1]) if all(known) else []
+    changes = compared.between_environments(known[0], known[1]) if all(known) else []
     return changes or [Change(section="environment", name="digest", old=digests[0][:12], new=digests[1][:12])]
 
 
@@ -114,7 +114,7 @@ def _environment(catalogue: Catalogue, record: StepRecord) -> dict[str, Any]:
 
 
 def _diff_runs(catalogue: Catalogue, old: RunRecord, new: RunRecord) -> Answer:
-    whole, pairs = differences.between_runs(old, new)
+    whole, pairs = compared.between_runs(old, new)
     files = PrefixFiles(catalogue.store.url)
     pairs = [_deepened(catalogue, files, p) for p in pairs]
     changed = [p for p in pairs if p.old is None or p.new is None or _counts(p.changes)]
@@ -148,10 +148,10 @@ def _deepened(catalogue: Catalogue, files: PrefixFiles, pair: Pair) -> Pair:
     records = [_as_recorded(catalogue, n) for n in (pair.old, pair.new)]
     if records[0] is None or records[1] is None:
         return pair
-    known = [c for c in differences.between_steps(records[0], records[1]) if c.section in ("code", "files")]
-    metrics = [differences.last_metrics(files, _output(r), [f.path for f in r.files]) for r in records if r]
+    known = [c for c in compared.between_steps(records[0], records[1]) if c.section in ("code", "files")]
+    metrics = [compared.last_metrics(files, _output(r), [f.path for f in r.files]) for r in records if r]
     kept = [c for c in pair.changes if c.section not in {k.section for k in known}]
-    changes = (*kept, *known, *differences.between_metrics(*metrics))
+    changes = (*kept, *known, *compared.between_metrics(*metrics))
     return Pair(name=pair.name, old=pair.old, new=pair.new, changes=changes)
 
 

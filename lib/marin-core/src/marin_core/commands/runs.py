@@ -37,9 +37,10 @@ class StepState:
 
     def document(self) -> dict[str, Any]:
         r = self.record
-        known = {"name": r.name, "version": r.version, "seconds": r.seconds, "num_bytes": r.num_bytes} if r else {}
+        known = {"version": r.version, "seconds": r.seconds, "num_bytes": r.num_bytes} if r else {}
         value = {"attempt": r.attempt, "committed_at": r.committed_at, "value": r.value} if r else {}
-        return {"address": self.address, "state": self.state, "note": self.note, **known, **value}
+        name = self.address.rpartition("/")[0]
+        return {"address": self.address, "name": name, "state": self.state, "note": self.note, **known, **value}
 
 
 def status(parsed: argparse.Namespace) -> Answer:
@@ -96,9 +97,11 @@ def state_of(catalogue: Catalogue, address: str, *, witness: leases.Witness) -> 
         lease = leases.read(catalogue.store, address)
     except NewerRecordError as e:
         return StepState(address=address, state="corrupt", record=found, note=str(e))
-    number = max(catalogue.attempts(address), default=0)
     if lease is not None and witness.alive(address, lease):
         return StepState(address=address, state="running", record=found, note=_running(catalogue, address, lease))
+    if found is not None and lease is not None and lease.epoch == found.epoch:
+        return StepState(address=address, state="committed", record=found)  # no attempt was begun since
+    number = max(catalogue.attempts(address), default=0)
     if found is not None and number <= found.attempt:
         return StepState(address=address, state="committed", record=found)
     last = catalogue.attempt(address, number) if number else None

@@ -1,4 +1,4 @@
-"""Differences: what is not the same in two steps or two runs, as one list of changes.
+"""Changes: what is not the same in two steps or two runs, as one list.
 
 A `Change` says where it belongs (config, code, environment, inputs, value, metrics, files, ...), what it is called and
 what stood there before and after; None is what is not there. Everything else (numbers' deltas, the text, the JSON)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_core import StepRunner, lower
-from marin_core.differences import Change, between_environments, leaves, matched
+from marin_core.changes import Change, between_environments, leaves, matched
 from marin_core.reasons import Options
 from marin_core.records import NodeRecord
 
@@ -70,7 +69,7 @@ def test_two_steps_differ_in_config_value_metrics_and_files(marin: Any, prefix: 
     value = changes["value"][0]
     assert (value["name"], value["old"], value["new"]) == ("loss", 2.6, pytest.approx(1.4))
     assert (value["delta"], value["ratio"]) == (pytest.approx(-1.2), pytest.approx(1.4 / 2.6))
-    assert [(c["name"], c["old"], c["new"]) for c in changes["metrics"]][0] == ("step", 2, 4)
+    assert [(c["name"], c["old"], c["new"]) for c in changes["metrics"]][:1] == [("step", 2, 4)]
     assert [(c["name"], c["old"]) for c in changes["files"]][1] == ("more.txt", None)
     assert "log.md" not in [c["name"] for c in changes["files"]]
     assert {"code", "inputs", "environment"}.isdisjoint(changes)
