@@ -24,6 +24,7 @@ from marin_core.catalogue import Catalogue
 from marin_core.collection import Policy, survey
 from marin_core.errors import RefusedError
 from marin_core.ledger import Silence
+from marin_core.records import NodeRecord
 from marin_core.removal import Collection
 from marin_core.store import open_store
 
@@ -48,6 +49,10 @@ def resumed(out: Out, work: Work, *, fail: bool = False) -> int:
     if fail:
         raise ValueError("no")
     return 1
+
+@step
+def number() -> int:
+    return 7
 
 @step
 def slow(out: Out, source: Input) -> str:
@@ -147,16 +152,16 @@ def test_recent_newest_and_named_runs_keep_what_they_used(marin: Any, prefix: st
 
 
 def test_pins_and_versions_keep_a_step_and_all_that_it_was_made_from(marin: Any, prefix: str, flow: ModuleType) -> None:
-    steps = chain(flow, 3)
+    steps = chain(flow, 5)
     versioned = flow.node([steps[0]], index=9, name="v", version="v1")
     loose = flow.node([], index=5, name="loose")
     run(prefix, *steps, versioned, loose)
-    assert marin("pin", "n1", "--why", "for the paper").code == 0
+    assert marin("pin", "n3", "--why", "for the paper").code == 0
     assert "for the paper" in marin("pin").out
     marin("gc", *NOTHING_RECENT, "--apply")
-    assert committed(prefix) == {"n0", "n1", "v"}
-    assert marin("unpin", "n1").last.startswith("unpinned n1/")
-    assert marin("unpin", "n1").last == "n1 was not pinned"
+    assert committed(prefix) == {"n0", "n1", "n2", "n3", "v"}
+    assert marin("unpin", "n3").last.startswith("unpinned n3/")
+    assert marin("unpin", "n3").last == "n3 was not pinned"
     marin("gc", *NOTHING_RECENT, "--apply")
     assert committed(prefix) == {"n0", "v"}
     missing = marin("pin", "n1")
@@ -241,6 +246,21 @@ def test_what_a_link_leads_to_is_never_touched(
     assert snapshot(str(elsewhere)) == before
 
 
+def test_a_link_that_comes_after_the_survey_is_not_followed_either(
+    prefix: str, flow: ModuleType, tmp_path: Path
+) -> None:
+    report = run(prefix, flow.node([], index=0, name="n"))
+    place, elsewhere = Path(prefix) / report.executed[0] / "attempts/1", tmp_path / "elsewhere"
+    with Collection.begun(open_store(prefix)) as collection:
+        found = survey(Catalogue(open_store(prefix)), Policy(keep_days=0, keep_runs=0))
+        place.rename(elsewhere)
+        place.symlink_to(elsewhere)
+        before = snapshot(str(elsewhere))
+        (removed,) = collection.collect(found.garbage)
+    assert removed.left.endswith("is reached through a symbolic link")
+    assert snapshot(str(elsewhere)) == before
+
+
 # Beside others
 
 
@@ -263,22 +283,36 @@ def test_a_step_under_a_live_lease_is_left_alone(marin: Any, prefix: str, flow: 
     assert committed(prefix) == {"n1"}
 
 
-def test_a_run_that_is_going_on_keeps_its_whole_graph(marin: Any, prefix: str, flow: ModuleType) -> None:
+def test_a_run_that_is_going_on_keeps_its_whole_graph_even_between_two_leases(prefix: str, flow: ModuleType) -> None:
+    seen = []
+
+    class Collector(Silence):
+        def changed(self, node: NodeRecord) -> None:
+            if node.outcome == "succeeded":
+                seen.append(survey(Catalogue(open_store(prefix)), Policy(keep_days=0, keep_runs=0)))
+
+    steps = chain(flow, 3)
+    run(prefix, steps, observer=Collector())
+    assert [s.garbage for s in seen] == [(), (), ()]
+    assert all("used by run" in why for s in seen for why in s.kept.values())
+    assert len(survey(Catalogue(open_store(prefix)), Policy(keep_days=0, keep_runs=0)).garbage) == 3
+
+
+def test_the_graph_of_a_step_that_is_being_made_is_kept(prefix: str, flow: ModuleType) -> None:
     source = flow.node([], index=0, name="n")
     driver = threading.Thread(target=run, args=(prefix, flow.slow(source)))
     driver.start()
     assert flow.STARTED.wait(120)
     with Collection.begun(open_store(prefix)):
-        assert survey(Catalogue(open_store(prefix)), Policy(keep_days=0, keep_runs=0)).garbage == ()
+        found = survey(Catalogue(open_store(prefix)), Policy(keep_days=0, keep_runs=0))
     flow.GATE.set()
     driver.join()
+    assert found.garbage == ()
     assert committed(prefix) == {"n", "slow"}
-    marin("gc", *NOTHING_RECENT, "--apply")
-    assert committed(prefix) == set()
 
 
 def test_a_run_that_begins_during_a_collection_waits_and_then_decides_afresh(prefix: str, flow: ModuleType) -> None:
-    steps = chain(flow, 3)
+    steps = [*chain(flow, 2), flow.number()]  # an output without files cannot be missed by its files
     run(prefix, steps)
     store, told, reports = open_store(prefix), threading.Event(), []
 

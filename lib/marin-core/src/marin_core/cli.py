@@ -102,9 +102,7 @@ def _add_comparison(commands: Any) -> None:
     diff.add_argument("a", metavar="A", help="a run (id, start of one, latest, latest~1) or a step (address, name)")
     diff.add_argument("b", metavar="B", help="what to compare it with")
     diff.add_argument("--exit-code", action="store_true", help="exit 1 if they differ")
-    lineage = _reader(
-        commands, "comparison", "lineage", "what a step was made from, or into", "marin lineage train --up"
-    )
+    lineage = _reader(commands, "lineages", "lineage", "what a step was made from, or into", "marin lineage train --up")
     _step(lineage)
     direction = lineage.add_mutually_exclusive_group()
     direction.add_argument("--up", action="store_true", help="what it was made from (the default)")

@@ -111,8 +111,9 @@ class Collection:
     def _remove(self, garbage: Garbage) -> Removed:
         try:
             for key in garbage.keys:
-                if is_inside(self._store, key):  # asked again: this is where it would do harm
-                    remove(self._store, key)
+                if not is_inside(self._store, key):  # asked again: this is where it would do harm
+                    return Removed(garbage=garbage, left=f"{key} is reached through a symbolic link")
+                remove(self._store, key)
         except (OSError, MarinCoreError) as e:
             return Removed(garbage=garbage, left=str(e))
         return Removed(garbage=garbage)
@@ -137,9 +138,10 @@ def remove(store: Store, key: str) -> None:
 
 
 def last_collection(store: Store) -> int:
-    """The epoch of the last collection under a prefix; 0 if there was none."""
+    """The epoch of the last collection that has ended; -1 if one is under way, or was cut off and may have taken
+    anything. Asked for before a plan, it tells what the plan has seen; see `await_collection`."""
     lease = leases.read(store, COLLECTION)
-    return lease.epoch if lease is not None else 0
+    return 0 if lease is None else -1 if lease.held else lease.epoch
 
 
 def await_collection(
@@ -153,7 +155,7 @@ def await_collection(
         interrupted: asked while waiting; ends it.
 
     Returns:
-        The epoch of the last collection: if it has grown, what was read before may be gone.
+        The epoch of the last collection: if it is not `last_collection`'s, what was read since then may be gone.
     """
     witness, told = leases.Witness(), False
     while True:

@@ -2,7 +2,8 @@
 
 - `scripts`: explain, graph                    what a script's steps are and would do
 - `runs`: status, report, logs                 what ran
-- `comparison`: diff, lineage                  how outputs differ and where they come from
+- `comparison`: diff                           how outputs differ
+- `lineages`: lineage                          where they come from
 - `outputs`: verify, gc, pin, unpin            what stands on disk, whole or damaged, kept or collected
 
 ``cli`` parses, calls one of them, and prints the answer in one of its two forms: lines for people or one JSON document.
