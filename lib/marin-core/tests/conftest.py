@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import settings
 
+from marin_core.cli import main
 from marin_core.code import Code, Reach
 
 _numbers = itertools.count()
@@ -83,3 +86,33 @@ def code_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Co
         return Reach().code_of(main.work.function)
 
     return digest
+
+
+class Said(NamedTuple):
+    """What a command left: its exit code, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """Stdout as the one JSON document that it has to be."""
+        return json.loads(self.out)
+
+    @property
+    def last(self) -> str:
+        """The last line of stdout."""
+        return self.out.splitlines()[-1]
+
+
+@pytest.fixture
+def marin(prefix: str, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """The ``marin`` command in this very process, on the test's prefix."""
+
+    def command(*arguments: str) -> Said:
+        capsys.readouterr()
+        code = main([*arguments, "--prefix", prefix])
+        return Said(code, *capsys.readouterr())
+
+    return command

@@ -244,7 +244,7 @@ def test_marin_reads_a_prefix(marin: Run, tmp_path: Path) -> None:
     record.write_text("{")
     assert "corrupt" in marin("verify").stdout
     assert "corrupt" in marin("status").stdout
-    assert marin("verify", "count/chars").stdout == "1 step checked, 0 damaged\n"
+    assert marin("verify", "count/chars").stdout.startswith("1 step checked, 0 damaged (")
 
 
 def test_a_reader_that_leaves_early_is_no_error(script: Run, tmp_path: Path) -> None:
@@ -270,9 +270,9 @@ def test_a_reader_that_leaves_early_is_no_error(script: Run, tmp_path: Path) -> 
         (["status", "--prefix", "nonexistent"], "nonexistent does not exist; give --prefix"),
         (["status", "--prefix", "job.py"], "job.py is not a directory; give --prefix"),
         (["verify", "--prefix", "nonexistent"], "nonexistent does not exist; give --prefix"),
-        (["logs", "nope"], "no attempt at a step of this address or name"),
+        (["logs", "nope"], "nope: no step of this address or name"),
         (["report", "nope", "--html", "x.html"], "run nope: no such run"),
-        (["verify", "nope"], "no committed step of this address or name"),
+        (["verify", "nope"], "nope: no step of this address or name"),
         (["graph", "job.py", "--corpus", "nowhere"], "--corpus nowhere: no such file; give a path"),
         (["explain", "job.py", "--corpus", "unread"], "No such file or directory: 'unread.txt'"),
     ],

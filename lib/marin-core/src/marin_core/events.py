@@ -26,6 +26,10 @@ class Events:
         """Something has happened."""
         self._told.put((kind, subject, detail))
 
+    def empty(self) -> bool:
+        """Whether nothing was told that has not been handled."""
+        return self._told.empty()
+
     def later(self, seconds: float, kind: str, subject: Any) -> None:
         """An event of its own in so many seconds; for the loop's thread alone."""
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._count), (kind, subject, None)))

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from marin_core import environments, facts, faults
 from marin_core.graph import Graph, Node
+from marin_core.processes import Process, this_host
 from marin_core.reasons import Planned
 from marin_core.records import Digests, NodeRecord, Origin, RunRecord, StepRecord, finite, to_json
 from marin_core.steps import Step
@@ -69,9 +70,7 @@ class Ledger:
     store: Store
     graph: Graph
     observer: Observer
-    run_id: str = field(
-        default_factory=lambda: time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(3)
-    )
+    run_id: str = field(default_factory=lambda: _new_run_id(time.time()))
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     _gathering: facts.Gathering = field(init=False)
     _record: RunRecord | None = None
@@ -89,7 +88,7 @@ class Ledger:
     def open(self, planned: tuple[Planned, ...]) -> None:
         """Enters the plan, writes the record for the first time and tells the display."""
         for p in planned:
-            self.nodes[p.address] = _first_node_record(self.graph.nodes[p.address], self.graph, p)
+            self.nodes[p.address] = planned_node(self.graph.nodes[p.address], self.graph, p)
         for environment in {n.environment for n in self.graph.nodes.values() if n.environment}:
             environments.keep(self.store, environment)
         script = self._gathering.invocation.script
@@ -103,6 +102,7 @@ class Ledger:
             ended_at=None,
             nodes=(),
             environment=facts.environment(self._gathering.lock),
+            driver={"host": this_host(), **dataclasses.asdict(Process.of(os.getpid()))},
         )
         self._write()
         self.observer.started(self)
@@ -195,7 +195,14 @@ class Ledger:
         self._next_write = now + max(_LEAST_PERIOD, 10 * (now - start))
 
 
-def _first_node_record(node: Node, graph: Graph, planned: Planned) -> NodeRecord:
+def _new_run_id(now: float) -> str:
+    """The second, the fraction of it in 4096ths, and twelve random bits: ids sort as the runs began."""
+    second = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
+    return f"{second}-{int(now % 1 * 4096):03x}{secrets.randbits(12):03x}"
+
+
+def planned_node(node: Node, graph: Graph, planned: Planned) -> NodeRecord:
+    """The record of a node before anything ran."""
     step = node.step
     return NodeRecord(
         address=node.address,

@@ -45,6 +45,7 @@ from marin_core.processes import Process, kill_group
 from marin_core.quantities import format_seconds
 from marin_core.reasons import Options
 from marin_core.records import Decision, Failure, RunRecord, StepRecord
+from marin_core.removal import await_collection, last_collection
 from marin_core.retries import retry_of
 from marin_core.slots import Capacity, Slots
 from marin_core.steps import Step, typed_value
@@ -125,9 +126,8 @@ class Loop:
             RunInterrupted: a signal came; the bodies are stopped and the record is written.
         """
         self.store.check_writable()
-        planned = reasons.plan(self.graph, self.store, options=self.options, history=self.history)
-        self.planned = {p.address: p for p in planned}
-        self.found = {p.address: p.record for p in planned}
+        seen = last_collection(self.store)
+        planned = self._plan()
         for node in (self.graph.nodes[p.address] for p in planned if p.decision == "run"):
             self.slots.enter(node)
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
@@ -135,6 +135,9 @@ class Loop:
         self.ledger.open(planned)
         with self.interrupts.caught(), self._leases_kept():
             try:
+                said, signalled = self.ledger.observer.said, lambda: not self.events.empty()
+                if await_collection(self.store, said=said, interrupted=signalled) != seen:
+                    self._plan()  # what the first one saw may be gone
                 self._loop()
             except BaseException as e:
                 level = logging.DEBUG if isinstance(e, PrefixError) else logging.WARNING  # which says it all itself
@@ -146,6 +149,13 @@ class Loop:
         if self.interrupts.number is not None:
             raise RunInterrupted(self.interrupts.number)
         return record
+
+    def _plan(self) -> tuple[reasons.Planned, ...]:
+        self.history = reasons.History(self.store)
+        planned = reasons.plan(self.graph, self.store, options=self.options, history=self.history)
+        self.planned = {p.address: p for p in planned}
+        self.found = {p.address: p.record for p in planned}
+        return planned
 
     def _loop(self) -> None:
         while True:

@@ -12,15 +12,16 @@ rebuild.
 
 import fnmatch
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marin_core import encoding, environments
+from marin_core import encoding
 from marin_core.ahead import side_by_side
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
-from marin_core.records import Decision, StepRecord, committed
+from marin_core.records import Decision, StepRecord, Tombstone, committed, from_json
 from marin_core.steps import OnCodeChange
 from marin_core.store import Store
 
@@ -130,7 +131,7 @@ def plan(graph: Graph, store: Store, *, options: Options, history: "History | No
     asked = [n for n in nodes.values() if n.step.external is None]
     records = side_by_side(store, lambda n: _sharing(n, read_record(store, n.address)), asked)
     found = {n.address: record for n, record in zip(asked, records, strict=True)}
-    history.read_ahead(n.name for n in asked if found[n.address] is None and n.step.version is None)
+    history.read_ahead(n.name for n in asked if found[n.address] is None)
     for address, node in nodes.items():
         if node.step.external is not None:
             decision, reason = adopted(node)
@@ -294,7 +295,15 @@ class History:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._latest: dict[str, StepRecord | None] = {}
+
+    """What was before: earlier recipes of a step, to say what is new in this one, tombstones, and earlier environments.
+    Read once a name or environment, and not for names with so many siblings that reading them would cost more than the
+    sentence is worth."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._siblings: dict[str, frozenset[str]] = {}
+        self._earlier: dict[str, list[tuple[StepRecord, dict[str, str]]]] = {}
         self._num_read = 0
         self._environments: dict[tuple[str, str], str] = {}
 
@@ -308,34 +317,54 @@ class History:
 
     def what_is_new(self, node: Node) -> str:
         """The reason why a step without a committed output runs."""
-        if node.step.version is not None:
+        if (collected := self._collected(node)) is not None:
+            return collected
+        nearest = self.nearest(node)
+        if nearest is None:
             return "no committed output"
-        self.read_ahead([node.name])
-        latest = self._latest[node.name]
-        if latest is None:
-            return "no committed output"
-        changes = recipe_changes(latest.recipe, node.recipe)
+        changes = recipe_changes(nearest.recipe, node.recipe)
         more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
         return "recipe is new: " + "; ".join(changes[:_MOST_CHANGES]) + more
 
+    def nearest(self, node: Node) -> StepRecord | None:
+        """The committed step of the same name whose recipe differs in the fewest leaves, the newest of several."""
+        if node.step.version is not None:
+            return None
+        self.read_ahead([node.name])
+        own = flatten(node.recipe)
+        ranked = [(_distance(leaves, own), -r.committed_at, r) for r, leaves in self._earlier[node.name]]
+        return min(ranked, key=lambda rank: rank[:2], default=(0, 0.0, None))[2]
+
     def read_ahead(self, names: Iterable[str]) -> None:
         """Reads what is known of these names, side by side."""
-        unread = [n for n in dict.fromkeys(names) if n not in self._latest]
-        siblings: list[tuple[str, str]] = []
-        for name, addresses in zip(unread, side_by_side(self._store, self._siblings, unread), strict=True):
-            self._latest[name] = None
-            if len(addresses) <= min(_MOST_SIBLINGS, _MOST_READ - self._num_read):
-                self._num_read += len(addresses)
-                siblings += [(name, address) for address in addresses]
-        records = side_by_side(self._store, lambda s: read_record(self._store, s[1]), siblings)
-        for (name, _), record in zip(siblings, records, strict=True):
+        unread = [n for n in dict.fromkeys(names) if n not in self._siblings]
+        asked: list[tuple[str, str]] = []
+        for name, siblings in zip(unread, side_by_side(self._store, self._store.names, unread), strict=True):
+            self._siblings[name], self._earlier[name] = frozenset(siblings), []
+            if len(siblings) <= min(_MOST_SIBLINGS, _MOST_READ - self._num_read):
+                self._num_read += len(siblings)
+                asked += [(name, f"{name}/{sibling}") for sibling in siblings]
+        records = side_by_side(self._store, lambda a: read_record(self._store, a[1]), asked)
+        for (name, _), record in zip(asked, records, strict=True):
             if isinstance(record, StepRecord) and record.version is None:
-                known = self._latest[name]
-                if known is None or record.committed_at > known.committed_at:
-                    self._latest[name] = record
+                self._earlier[name].append((record, flatten(record.recipe)))
 
-    def _siblings(self, name: str) -> list[str]:
-        return [f"{name}/{s}" for s in self._store.names(name)]
+    def _collected(self, node: Node) -> str | None:
+        """The reason of a step whose output was collected."""
+        name, _, last = node.address.rpartition("/")
+        self.read_ahead([name])
+        key = f"{node.address}/tombstone.json"
+        data = self._store.read(key) if last in self._siblings[name] else None
+        try:
+            stone = from_json(Tombstone, data, where=key) if data is not None else None
+        except (CorruptRecordError, NewerRecordError):
+            return None
+        return f"collected by gc on {time.strftime('%Y-%m-%d', time.localtime(stone.collected_at))}" if stone else None
+
+
+def _distance(before: Mapping[str, str], after: Mapping[str, str]) -> int:
+    """Number of leaves in which two recipes differ."""
+    return len(dict(before.items() ^ after.items()))
 
 
 def recipe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

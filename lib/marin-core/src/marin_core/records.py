@@ -1,11 +1,12 @@
 """Records: what is written down about a step, an attempt at it, and a run.
 
-Four kinds of JSON file under a prefix, each a frozen dataclass here and each with a ``schema`` number (a record of a
+The JSON files under a prefix, each a frozen dataclass here and each with a ``schema`` number (a record of a
 later schema is refused, never guessed at):
 
 - ``{address}/step.json``                  `StepRecord`: which attempt is committed, its manifest and its value. One
                                            that names no attempt is a fence (see `leases`) and stands for nothing.
 - ``{address}/attempts/{n}/attempt.json``  `AttemptRecord`: one try, whatever came of it.
+- ``{address}/tombstone.json``             `Tombstone`: what was committed there before it was collected.
 - ``runs/{run_id}.json``                   `RunRecord`: the graph that was asked for, and for every node the
                                            decision with its reason, the times and the outcome.
 - ``environments/{digest}.json``           `EnvironmentRecord`: what an environment digest stands for.
@@ -148,6 +149,17 @@ class StepRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tombstone:
+    """What stood at an address whose output was collected, so that lineage and differences still answer. It says
+    nothing about the present: a step made again since then has its pointer again, and that is what counts."""
+
+    step: StepRecord
+    collected_at: float
+    reason: str
+    schema: int = SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttemptRecord:
     """One try at a step. ``ended_at`` is None while it runs, and for ever if its machine died."""
 
@@ -221,6 +233,8 @@ class RunRecord:
     """commit, branch, dirty (bool): the part of ``origin`` that people ask for; empty outside a repository."""
     origin: Origin | None = None
     """Gathered beside the first steps, so a run that was killed at once has none."""
+    driver: dict[str, Any] = field(default_factory=dict)
+    """host, pid and start tick of the process that drives the run: one that is dead will not end it any more."""
     schema: int = SCHEMA
 
 

@@ -11,7 +11,7 @@ shows the same page (`render_run`), with links to its others.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from marin_core.records import RunRecord
 from marin_core.web.curves import render_curves
@@ -26,7 +26,9 @@ from marin_core.web.view import RunView
 
 _logger = logging.getLogger(__name__)
 
-_SECTIONS: tuple[tuple[str, str, Callable[[RunView], Markup | None]], ...] = (
+type Section = Callable[[RunView], Markup | None]
+
+_SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("failures", "What went wrong", render_failures),
     ("results", "Results", render_results),
     ("curves", "Curves", render_curves),
@@ -51,8 +53,7 @@ def write_report(record: RunRecord, prefix: str, html: str) -> str:
     Raises:
         OSError: the file cannot be written.
     """
-    page = render_report(record, prefix).encode("utf-8", errors="replace")
-    _write(html, page)
+    write_page(render_report(record, prefix), html)
     return html
 
 
@@ -62,27 +63,36 @@ def render_report(record: RunRecord, prefix: str) -> str:
 
 
 def render_run(view: RunView, *, above: Child = None) -> Markup:
-    """The page of a run.
+    """The page of a run; see `render_page`."""
+    return render_page(view, render_header, _SECTIONS, above=above)
+
+
+def render_page(
+    view: RunView, header: Section, parts: Sequence[tuple[str, str, Section]], *, above: Child = None
+) -> Markup:
+    """A page on a run, or on one that is only planned.
 
     Args:
         view: the run; where it is ``served`` the page links to the server's others.
-        above: stands at the top of the page.
+        header: renders the top of the page.
+        parts: anchor, title and renderer of each section.
+        above: stands above the header.
     """
     record = view.record
-    header = _section(render_header, "header", view)
-    sections = [(name, title, _section(render, name, view)) for name, title, render in _SECTIONS]
+    top = _section(header, "header", view)
+    sections = [(name, title, _section(render, name, view)) for name, title, render in parts]
     links = [element("li", element("a", title, href=f"#{name}")) for name, title, section in sections if section]
     return document(
         f"{record.script} · {record.status} · {record.run_id}",
         above,
-        header,
+        top,
         element("nav", element("ul", links), aria_label="Sections"),
         element("main", [section for _, _, section in sections]),
         served=view.served,
     )
 
 
-def _section(render: Callable[[RunView], Markup | None], name: str, view: RunView) -> Markup | None:
+def _section(render: Section, name: str, view: RunView) -> Markup | None:
     """One section; a record that this version cannot draw costs that section alone, and the log says why."""
     try:
         return render(view)
@@ -91,13 +101,15 @@ def _section(render: Callable[[RunView], Markup | None], name: str, view: RunVie
         return element("section", note(f"This section ({name}) could not be drawn from the record."), id=name)
 
 
-def _write(html: str, page: bytes) -> None:
+def write_page(text: str, html: str) -> None:
+    """Writes a page; a local file appears whole or not at all."""
     import os
     from pathlib import Path
 
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 
+    page = text.encode("utf-8", errors="replace")
     filesystem, path = url_to_fs(html)
     if not isinstance(filesystem, LocalFileSystem):
         filesystem.pipe_file(path, page)

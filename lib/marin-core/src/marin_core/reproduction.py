@@ -10,12 +10,10 @@ other directories; only adopted data is shared, which is read-only and named by 
 changed gives its dependants another address.
 """
 
-import argparse
 import contextlib
 import functools
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -348,20 +346,3 @@ def _machine(store: Store, origin: Origin | None) -> dict[str, Any]:
 def _first_difference(steps: Sequence[Comparison]) -> str:
     found = next((s for s in steps if s.reproduced is False), None)
     return f"the first to differ is {found.address}: {found.explanation}" if found else ""
-
-
-def command(parsed: argparse.Namespace) -> int:
-    """``marin reproduce``: exit code 0 reproduced, 1 it differs."""
-    certificate = reproduce(
-        parsed.address,
-        prefix=parsed.prefix,
-        repository=Path(parsed.repository) if parsed.repository else None,
-        keep=Path(parsed.keep) if parsed.keep else None,
-        tell=lambda line: print(f"  {line}", file=sys.stderr, flush=True),  # noqa: T201
-    )
-    if parsed.json:
-        print(to_json(certificate), end="")  # noqa: T201
-    else:
-        print(certificates.as_text(certificate))  # noqa: T201
-        print(f"certificate: {open_store(parsed.prefix).child(certificate_key(certificate))}.txt")  # noqa: T201
-    return 0 if certificate.reproduced else 1

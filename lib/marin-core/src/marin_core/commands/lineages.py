@@ -1,0 +1,57 @@
+"""Where outputs come from, and what became of them: ``marin lineage``."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from marin_core.ancestry import Ancestry, Kin, Line, tree
+from marin_core.catalogue import Catalogue
+from marin_core.commands import Answer
+from marin_core.quantities import format_bytes, format_count, format_time
+
+_DEEPEST = 24
+"""Levels that a tree is indented by; a deeper line says its depth instead, so that a long chain stays linear."""
+
+
+def lineage(parsed: argparse.Namespace) -> Answer:
+    """What a step was made from, or what was made from it, as a tree."""
+    catalogue = Catalogue.of(parsed.prefix)
+    address, remark = catalogue.find_step(parsed.address)
+    ancestry = Ancestry(catalogue)
+    root = ancestry.of(address)
+    lines = list(tree(root, ancestry.down if parsed.down else ancestry.up))
+    steps = {line.kin.address: line.kin for line in lines}
+    document = {
+        "address": address,
+        "direction": "down" if parsed.down else "up",
+        "steps": [_kin_document(kin) for kin in steps.values()],
+        "missing": [a for a, kin in steps.items() if kin.state == "missing"],
+    }
+    lost = f", {format_count(len(document['missing']), 'record')} missing" if document["missing"] else ""
+    where = "downstream of" if parsed.down else "upstream of"
+    last = f"{format_count(len(steps) - 1, 'step')} {where} {address}{lost}"
+    return Answer(document=document, lines=[*_tree_lines(lines), last], remarks=(remark,) if remark else ())
+
+
+def _tree_lines(lines: Sequence[Line]) -> Iterator[str]:
+    for line in lines:
+        depth = f"({line.depth}) " if line.depth > _DEEPEST else ""
+        text = f"{line.kin.address}, see above" if line.again else _kin_text(line.kin)
+        yield f"{'  ' * min(line.depth, _DEEPEST)}{depth}{text}"
+
+
+def _kin_text(kin: Kin) -> str:
+    r = kin.record
+    if r is None:
+        return f"{kin.address}  {kin.note if kin.state == 'adopted' else f'{kin.state}: {kin.note}'}"
+    by = f"run {kin.run_id}" if kin.run_id else "run unknown"
+    at = f"commit {kin.commit}" if kin.commit else None
+    parts = [format_time(r.committed_at), by, at, format_bytes(r.num_bytes), kin.note or None]
+    return f"{kin.address}  {', '.join(p for p in parts if p)}"
+
+
+def _kin_document(kin: Kin) -> dict[str, Any]:
+    r = kin.record
+    known = {"version": r.version, "committed_at": r.committed_at, "num_bytes": r.num_bytes} if r else {}
+    made = {"run_id": kin.run_id, "commit": kin.commit, "note": kin.note}
+    return {"address": kin.address, "state": kin.state, "upstream": list(kin.upstream), **known, **made}
