@@ -383,6 +383,15 @@ def test_memory_prefix_keeps_outputs_for_inline_runs(flow: ModuleType, tmp_path:
         StepRunner("https://host/x")
 
 
+def test_a_prefix_without_conditional_writes_runs_on_the_users_word(flow: ModuleType, tmp_path: Path) -> None:
+    url = f"local://{tmp_path}/prefix"
+    with pytest.raises(PrefixError, match="--unsafe-single-writer"):
+        StepRunner(url)
+    runner = StepRunner(url, unsafe_single_writer=True)
+    assert len(runner.run(lower(chain(flow))).executed) == 4
+    assert runner.run(lower(chain(flow))).executed == ()
+
+
 def test_an_unwritable_prefix_is_named(flow: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PrefixError, match=r"file.*Not a directory.*choose another --prefix"):

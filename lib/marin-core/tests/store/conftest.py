@@ -105,9 +105,11 @@ def s3_prefix(s3: S3Server) -> str:
     return f"s3://{bucket}/lab"
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", "filesystem", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A store of each kind, empty."""
     if request.param == "s3":
         return open_store(request.getfixturevalue("s3_prefix"))
+    if request.param == "filesystem":
+        return open_store(f"local://{tmp_path}/p", unsafe_single_writer=True)
     return open_store(str(tmp_path / "p") if request.param == "local" else f"memory://{tmp_path.name}")

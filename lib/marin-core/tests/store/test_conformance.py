@@ -1,4 +1,4 @@
-"""What every store keeps, on a disk, in memory and on an S3 server."""
+"""What every store keeps: on a disk, in memory, behind fsspec and on an S3 server."""
 
 import hashlib
 import threading

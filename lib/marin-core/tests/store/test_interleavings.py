@@ -5,7 +5,7 @@ no fence taken for a commit, and no holder told "rejected" whose commit stands.
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -253,3 +253,56 @@ def _obstore() -> None:
 @pytest.mark.usefixtures("_obstore")
 class TestOnObjects(OnObjects.TestCase):
     settings = EXAMPLES
+
+
+@pytest.fixture
+def objects(_obstore: None) -> Iterator[OnObjects]:
+    machine = OnObjects()
+    yield machine
+    machine.a_reader_sees_nothing_or_the_last_commit()
+    machine.teardown()
+
+
+def test_a_sleeper_on_the_brink_of_its_commit_is_fenced_off(objects: OnObjects) -> None:
+    objects.take(0)
+    objects.write_the_pointer(0, "stop", 1)
+    objects.take(1)
+    objects.finish(0)
+    assert objects.ledger.rejected == {"n0"}
+    objects.act(1, "commit")
+    objects.finish(1)
+    assert objects.ledger.commits == [(2, "n1")]
+
+
+def test_a_commit_that_lands_after_its_holder_gave_up_is_fenced_off(objects: OnObjects) -> None:
+    objects.take(0)
+    objects.write_the_pointer(0, "late", 100)
+    objects.finish(0)
+    objects.take(1)
+    objects.a_late_write_lands(0)
+    assert objects.ledger.commits == []
+
+
+def test_a_commit_whose_answer_was_lost_is_no_conflict(objects: OnObjects) -> None:
+    objects.take(0)
+    objects.write_the_pointer(0, "lost answer", 1)
+    objects.finish(0)
+    assert objects.ledger.commits == [(1, "n0")]
+
+
+def test_a_commit_that_came_just_before_the_fence_stands(objects: OnObjects) -> None:
+    objects.take(0)
+    objects.write_the_pointer(0, "stop", 1)
+    objects.wake(1)
+    objects.finish(1)
+    objects.time_passes(TERM + 1)
+    objects.wake(1)
+    while objects.runners[1].at != f"put {POINTER}":
+        objects.go_on(1)
+    objects.finish(0)
+    objects.finish(1)
+    assert objects.ledger.commits == [(1, "n0")]
+    assert objects.holdings[1] is not None
+    objects.act(1, "commit")
+    objects.finish(1)
+    assert objects.ledger.commits == [(1, "n0"), (2, "n1")]

@@ -10,15 +10,16 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from marin_core import StepRunner, lower
+from marin_core import StepRunner, leases, lower, run
 from marin_core.cli import main as marin
-from marin_core.errors import MissingOutputError
+from marin_core.errors import MissingOutputError, UsageError
 from marin_core.fetching import fetch
 from marin_core.handles import Input
-from marin_core.store import open_store
+from marin_core.store import objects, open_store
 
 pytest.importorskip("obstore")
 
@@ -174,7 +175,44 @@ def test_another_runner_finishes_what_a_killed_one_had_begun(lab: Lab) -> None:
     assert (record["attempt"], record["epoch"], record["value"]) == (2, 2, 20)
 
 
-def test_a_remote_work_is_refused(module: Callable[[str], object], s3_prefix: str) -> None:
+def test_a_commit_of_unknown_outcome_keeps_its_lease_so_that_it_is_fenced_off(
+    module: Callable[[str], Any], s3: Any, s3_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = module("""
+        from marin_core import step
+
+        @step
+        def one() -> int:
+            return 1
+    """)
+    monkeypatch.setattr(objects, "_PATIENCE", 0.3)
+    s3.fail("PUT", "/step.json", n=1000)
+    report = run(flow.one(), prefix=s3_prefix, launcher="inline")
+    failure = report.record.nodes[0].failure
+    assert failure is not None
+    assert (failure.type, report.exit_code) == ("UnsettledError", 2)
+    store, address = open_store(s3_prefix), report.record.nodes[0].address
+    lease = leases.read(store, address)
+    assert lease is not None
+    assert lease.held
+    s3.faults.clear()
+    now = [0.0]
+    witness = leases.Witness(clock=lambda: now[0])
+    assert leases.acquire(store, address, run_id="next", witness=witness) is None
+    now[0] += leases.TERM + 1
+    assert leases.acquire(store, address, run_id="next", witness=witness) is not None
+    assert json.loads(store.read(f"{address}/step.json") or b"") == {
+        "address": address,
+        "attempt": None,
+        "fence": 2,
+        "schema": 1,
+    }
+    (planned,) = lower(flow.one()).plan(s3_prefix)
+    assert (planned.decision, planned.reason) == ("run", "no committed output")
+    assert marin(["verify", "--prefix", s3_prefix]) == 0
+
+
+def test_a_remote_work_is_refused(module: Callable[[str], Any], s3_prefix: str) -> None:
     flow = module("""
         from marin_core import Work, step
 
@@ -182,7 +220,5 @@ def test_a_remote_work_is_refused(module: Callable[[str], object], s3_prefix: st
         def train(work: Work) -> int:
             return 1
     """)
-    from marin_core.errors import UsageError
-
     with pytest.raises(UsageError, match="Work needs a local prefix"):
-        StepRunner(s3_prefix, launcher="inline").run(lower(flow.train()))  # type: ignore[attr-defined]
+        StepRunner(s3_prefix, launcher="inline").run(lower(flow.train()))

@@ -121,7 +121,7 @@ class Store(ABC):
             expected: the version that is to be replaced; None if there must be nothing yet.
             guard: what must hold of another key of the same step. A store without `guards` looks just before it
                 writes, so what changes in between goes unnoticed.
-            durable: survive a power failure too.
+            durable: after a power failure too, a reader finds these bytes or the old ones.
 
         Returns:
             The new version.
@@ -134,7 +134,7 @@ class Store(ABC):
 
     @abstractmethod
     def write(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        """Writes whole, whatever was there; ``durable`` also survives a power failure.
+        """Writes whole, whatever was there; ``durable`` as for `swap`.
 
         Raises:
             PrefixError: the prefix is not writable or is full.

@@ -5,8 +5,9 @@ the comparison and the rename: ``flock`` on ``{address}/.lock``, which the kerne
 however it dies. One lock serves all the keys of a step, its attempts included, so a guard on the lease and the swap of
 the pointer are one critical section.
 
-What is flushed to disk is what a power failure could otherwise make wrong rather than merely old: outputs and the
-pointers to them. A lease is not: the machine that lost it has lost its holder too.
+What is flushed to disk is what a power failure could otherwise make wrong rather than merely old: outputs, and the
+bytes of the pointers to them. That the newest pointer itself may be lost with the last seconds costs its step another
+run. A lease is not flushed: the machine that lost it has lost its holder too.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from pathlib import Path
 from marin_core.errors import ConflictError, PrefixError
 from marin_core.records import FileEntry
 from marin_core.store import Guard, Store, Versioned
-from marin_core.store.manifests import sha256_of, sync_directory
+from marin_core.store.manifests import sha256_of
 
 
 class LocalStore(Store):
@@ -70,7 +71,7 @@ class LocalStore(Store):
         return _version(data)
 
     def write(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        """A temporary file, flushed if ``durable``, then a rename."""
+        """A temporary file, flushed if ``durable`` so that no later reader finds a part of it, then a rename."""
         path = self._root / key
         temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
@@ -80,8 +81,6 @@ class LocalStore(Store):
                     f.flush()
                     os.fsync(f.fileno())
             temporary.replace(path)
-            if durable:
-                sync_directory(path.parent)
         except OSError as e:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
