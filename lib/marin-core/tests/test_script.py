@@ -122,7 +122,7 @@ def test_a_plan_runs_and_writes_nothing(script: Run, tmp_path: Path) -> None:
         (["--corpus", "nowhere"], 2, "error: --corpus nowhere: no such file; give a path"),
         (["--corpus", "unread"], 2, "error: [Errno 2] No such file or directory: 'unread.txt'"),
         (["--only", "nothing"], 2, "error: --only nothing: no step of that name; there are text, count/chars"),
-        (["--launcher", "cloud"], 2, "error: --launcher cloud: give inline, process or module:factory"),
+        (["--launcher", "cloud"], 2, "error: --launcher cloud: give inline, process, ray or module:factory"),
         (["--keep-going", "--fail-fast"], 2, "error: --keep-going and --fail-fast contradict each other"),
         (["--prefix", "job.py"], 2, "job.py: not a directory; choose another --prefix"),
         (["--prefix", "job.py/below"], 2, "choose another --prefix or MARIN_PREFIX"),

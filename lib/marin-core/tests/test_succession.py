@@ -42,10 +42,16 @@ class Shared:
         self.process = ProcessLauncher()
         self.listeners: dict[str, list[Callable[[str], None]]] = {}
         self.cancelled: list[str] = []
+        self.after_each: Callable[[], None] = lambda: None
 
     def launch(self, job: Job, *, notify: Callable[[str], None]) -> None:
         self.listeners[job.name] = [notify]
-        self.process.launch(job, notify=lambda name: [tell(name) for tell in self.listeners[name]])
+        self.process.launch(job, notify=self._tell)
+
+    def _tell(self, name: str) -> None:
+        for tell in self.listeners[name]:
+            tell(name)
+            self.after_each()
 
     def poll(self, name: str) -> JobStatus | None:
         return self.process.poll(name)
@@ -116,7 +122,16 @@ def test_an_overtaken_run_neither_commits_the_adopted_body_nor_writes_its_record
     runs.seem_dead()
     runs.start()
     until(lambda: runs.attempt()["run_id"] != first["run_id"])
+    seen: list[str] = []
+
+    def note() -> None:  # the overtaken run is told first
+        runs.threads[0].join()
+        seen.append(runs.attempt()["run_id"])
+
+    runs.launcher.after_each = note
     runs.finish()
+    until(lambda: len(seen) == 2)
+    assert first["run_id"] not in seen
     assert sorted(report.ok for report in runs.reports) == [False, True]
     winner = next(report for report in runs.reports if report.ok)
     assert winner.node("slow").reason == f"goes on with the body that run {first['run_id']} started"

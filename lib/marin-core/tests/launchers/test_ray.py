@@ -4,6 +4,7 @@ The driver that is killed is a process of its own; the one that comes after it r
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +23,7 @@ import pytest
 
 from marin_core import Launcher, Resources, RunReport, run
 from marin_core.launchers import kind_of, make_launcher
+from marin_core.store import open_store
 
 ray = pytest.importorskip("ray")
 
@@ -47,6 +50,13 @@ SOURCE = """
         (out / "a.txt").write_text("whole")
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
+    @step
+    def plain(out: Out) -> int:
+        note("plain", os.getpid())
+        print("said")
+        (out / "a.txt").write_text("whole")
+        return 1
+
     def build():
         return slow()
 
@@ -71,9 +81,9 @@ class DiesOnceEnded(RayLauncher):
     def launch(self, job, *, notify):
         super().launch(job, notify=die)
 
-directory, module, prefix, launcher = sys.argv[1:]
+directory, module, step, prefix, launcher = sys.argv[1:]
 sys.path.insert(0, directory)
-run(importlib.import_module(module).build(), prefix=prefix, launcher=globals()[launcher]())
+run(getattr(importlib.import_module(module), step)(), prefix=prefix, launcher=globals()[launcher]())
 """
 
 
@@ -124,7 +134,27 @@ def start_node(*arguments: str, within: tuple[str, ...] = ()) -> subprocess.Pope
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def object_store() -> Iterator[str | None]:
+    """A real S3 server with the bucket ``lab``, known to every process from here on; None where there is none."""
+    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("obstore") is None:
+        yield None
+        return
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    urllib.request.urlopen(urllib.request.Request(f"{address}/lab", method="PUT")).close()
+    client = {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1", "ENDPOINT_URL": address}
+    with pytest.MonkeyPatch.context() as environment:
+        for name, value in client.items():
+            environment.setenv(f"AWS_{name}", value)
+        yield address
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(object_store: str | None) -> Iterator[str]:
     """The address of a cluster of one node with two cores, which this process has joined."""
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as directory:  # short path
         head = start_node("--head", "--port=0", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={directory}")
@@ -155,9 +185,10 @@ class Flow:
         command = [str(self.module.__file__), "--launcher", "ray", "--prefix", self.prefix, *flags]
         return self._driver(command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def killed(self, launcher: str) -> None:
+    def killed(self, launcher: str, *, step: str = "slow") -> None:
         """A driver that kills itself at the moment that its launcher is named for."""
-        driver = self._driver(["-c", DRIVER, str(self.directory), self.module.__name__, self.prefix, launcher], {})
+        arguments = [str(self.directory), self.module.__name__, step, self.prefix, launcher]
+        driver = self._driver(["-c", DRIVER, *arguments], {})
         assert driver.wait() == -signal.SIGKILL
 
     def _driver(self, command: list[str], environment: dict[str, str], **pipes: Any) -> subprocess.Popen[str]:
@@ -251,6 +282,26 @@ def test_a_driver_killed_once_the_body_ended_is_followed_by_one_that_commits_wha
     assert flow.finish().ok
     assert len(flow.noted("slow")) == 1
     assert (flow.record("step.json")["attempt"], flow.record("step.json")["epoch"]) == (1, 2)
+
+
+def test_on_an_object_store_a_driver_that_comes_later_commits_what_was_uploaded(
+    flow: Flow, object_store: str | None
+) -> None:
+    pytest.importorskip("marin_core.store.objects")
+    if object_store is None:
+        pytest.skip("no S3 server")
+    flow.open_gate()
+    flow.prefix = "s3://lab/prefix"
+    flow.killed("DiesOnceEnded", step="plain")
+    until(lambda: keepers() == [], what="the keeper goes, so that only the prefix can tell")
+    flow.start(flow.module.plain())
+    report = flow.finish()
+    assert report.ok
+    assert len(flow.noted("plain")) == 1
+    assert (report.path("plain") / "a.txt").read_text() == "whole"
+    key = f"{report.node('plain').address}/attempts/1"
+    assert open_store(flow.prefix).read(f"{key}/log.txt") == b"said\n"
+    assert json.loads(open_store(flow.prefix).read(f"{key}/attempt.json") or b"")["epoch"] == 2
 
 
 def test_a_run_under_another_launcher_first_ends_the_body_that_is_left_on_ray(flow: Flow) -> None:
