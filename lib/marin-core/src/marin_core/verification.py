@@ -24,6 +24,8 @@ class Finding:
     key: str
     """The step's address, or the record's path."""
     damage: tuple[str, ...]
+    committed: bool = False
+    """Whether something is committed there, readable or not."""
     num_files: int = 0
     """Files compared with the manifest."""
     num_bytes: int = 0
@@ -72,7 +74,7 @@ def _verify(catalogue: Catalogue, address: str, *, deep: bool, witness: leases.W
     if isinstance(stone := catalogue.tombstone(address), CorruptRecordError | NewerRecordError):
         damage.append(_unreadable(stone))
     files, size = (len(record.files), record.num_bytes) if record else (0, 0)
-    return Finding(key=address, damage=tuple(damage), num_files=files, num_bytes=size)
+    return Finding(key=address, damage=tuple(damage), committed=found is not None, num_files=files, num_bytes=size)
 
 
 def _attempts(catalogue: Catalogue, address: str, numbers: Sequence[int], *, witness: leases.Witness) -> Iterator[str]:

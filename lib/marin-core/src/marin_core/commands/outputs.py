@@ -26,9 +26,10 @@ def verify(parsed: argparse.Namespace) -> Answer:
     findings = [*steps, *(() if wanted else verify_runs(catalogue))]
     damaged = {f.key: list(f.damage) for f in findings if f.damage}
     files, size = sum(f.num_files for f in steps), sum(f.num_bytes for f in steps)
-    document = {"checked": len(steps), "num_files": files, "num_bytes": size, "deep": parsed.deep, "damaged": damaged}
+    checked = sum(f.committed for f in steps)
+    document = {"checked": checked, "num_files": files, "num_bytes": size, "deep": parsed.deep, "damaged": damaged}
     compared = f"{format_count(files, 'file')}, {format_bytes(size)} {'read' if parsed.deep else 'by size'}"
-    last = f"{format_count(len(steps), 'step')} checked, {len(damaged)} damaged ({compared})"
+    last = f"{format_count(checked, 'step')} checked, {len(damaged)} damaged ({compared})"
     lines = [f"{key}: {what}" for key, damage in damaged.items() for what in damage]
     return Answer(document=document, lines=[*lines, last], exit_code=1 if damaged else 0)
 
