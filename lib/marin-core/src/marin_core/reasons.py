@@ -289,13 +289,6 @@ def code_changes(recorded: Mapping[str, str], node: Node) -> str:
 
 
 class History:
-    """What was before: earlier recipes of a step, to say what is new in this one, and earlier environments. Read once
-    a name or environment, and not for names with so many siblings that reading them would cost more than the sentence
-    is worth."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
     """What was before: earlier recipes of a step, to say what is new in this one, tombstones, and earlier environments.
     Read once a name or environment, and not for names with so many siblings that reading them would cost more than the
     sentence is worth."""
