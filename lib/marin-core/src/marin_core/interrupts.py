@@ -44,7 +44,7 @@ class Interrupts:
             yield
             return
         before = {s: signal.getsignal(s) for s in _SIGNALS}
-        mine = [s for s, handler in before.items() if handler is not signal.SIG_IGN]
+        mine = [s for s, handler in before.items() if handler not in (signal.SIG_IGN, None)]  # None: set up in C
         for s in mine:
             signal.signal(s, self._handle)
         try:
