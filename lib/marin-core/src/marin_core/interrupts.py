@@ -44,7 +44,7 @@ class Interrupts:
             yield
             return
         before = {s: signal.getsignal(s) for s in _SIGNALS}
-        mine = [s for s, handler in before.items() if handler is not signal.SIG_IGN]
+        mine = [s for s, handler in before.items() if handler not in (signal.SIG_IGN, None)]  # None: set up in C
         for s in mine:
             signal.signal(s, self._handle)
         try:
@@ -63,7 +63,7 @@ class Interrupts:
             raise RunInterrupted(number)
 
 
-def end_all(launcher: Launcher, names: Iterable[str], *, grace: float = GRACE) -> None:
+def end_all(launcher: Launcher, names: Iterable[str], *, grace: float) -> None:
     """Ends jobs side by side. Returns when they have ended, or when that takes too long to wait for."""
     enders = [threading.Thread(target=launcher.cancel, args=(n,), kwargs={"grace": grace}, daemon=True) for n in names]
     for ender in enders:

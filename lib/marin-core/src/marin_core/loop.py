@@ -460,7 +460,7 @@ class Loop:
     def _stop(self, why: Literal["failed", "refused", "cancelled"] | None, *, level: int = logging.WARNING) -> None:
         """Ends every body that still runs; at the end of an orderly run there is none."""
         self.stopping = why
-        interrupts.end_all(self.launcher, tuple(self.running))
+        interrupts.end_all(self.launcher, tuple(self.running), grace=interrupts.GRACE)
         if self.store.local is None:
             shutil.rmtree(self._cache, ignore_errors=True)
         now, reason = time.time(), "the run was interrupted"
