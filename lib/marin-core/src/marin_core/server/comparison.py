@@ -4,7 +4,7 @@
 that the page is a table and nothing else knows of the pairing.
 """
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,34 +47,33 @@ class Change:
 def compare(catalogue: Catalogue, old: RunView, new: RunView) -> list[Change]:
     """Every difference of two runs, in the order of `_TITLES`."""
     changes = [*_of_runs(old.record, new.record)]
-    for at, (a, b) in enumerate(_pairs(old, new)):
-        if a is None or b is None:
-            name = (old.label(a) if a is not None else new.label(b)) if (a is not None or b is not None) else ""  # type: ignore[arg-type]
-            changes.append(
-                Change("steps", name, "step", None if a is None else "there", None if b is None else "there")
-            )
-            continue
-        changes += _of_steps(old.record.nodes[a], new.record.nodes[b], name=new.label(b))
+    pairs = _pairs(old.record, new.record)
+    for at, (a, b) in enumerate(pairs):
+        name = new.label(b)
+        changes += _of_steps(old.record.nodes[a], new.record.nodes[b], name=name)
         if at < _MAX_STEPS:
-            changes += _of_outputs(catalogue, old.record.nodes[a], new.record.nodes[b], name=new.label(b))
+            changes += _of_outputs(catalogue, old.record.nodes[a], new.record.nodes[b], name=name)
+    paired = {a for a, _ in pairs}, {b for _, b in pairs}
+    for view, kept, there in ((old, paired[0], ("there", None)), (new, paired[1], (None, "there"))):
+        alone = (view.label(i) for i in range(len(view.record.nodes)) if i not in kept)
+        changes += [Change("steps", name, "step", *there) for name in alone]
     order = list(_TITLES)
     return sorted(changes, key=lambda change: order.index(change.section))
 
 
-def _pairs(old: RunView, new: RunView) -> Iterator[tuple[int | None, int | None]]:
+def _pairs(old: RunRecord, new: RunRecord) -> list[tuple[int, int]]:
     """Positions of steps that are each other's counterparts: of one address, or else of one name in the same order."""
-    by_address = {node.address: i for i, node in enumerate(old.record.nodes)}
-    pair_of = {i: by_address[n.address] for i, n in enumerate(new.record.nodes) if n.address in by_address}
-    taken = set(pair_of.values())
-    rest: dict[str, list[int]] = defaultdict(list)
-    for i, node in enumerate(old.record.nodes):
+    by_address = {node.address: i for i, node in enumerate(old.nodes)}
+    old_of = {i: by_address[node.address] for i, node in enumerate(new.nodes) if node.address in by_address}
+    taken = set(old_of.values())
+    by_name: dict[str, deque[int]] = defaultdict(deque)
+    for i, node in enumerate(old.nodes):
         if i not in taken:
-            rest[node.name].append(i)
-    for i, node in enumerate(new.record.nodes):
-        if i not in pair_of and rest[node.name]:
-            pair_of[i] = rest[node.name].pop(0)
-        yield pair_of.get(i), i
-    yield from ((i, None) for group in rest.values() for i in group)
+            by_name[node.name].append(i)
+    for i, node in enumerate(new.nodes):
+        if i not in old_of and by_name[node.name]:
+            old_of[i] = by_name[node.name].popleft()
+    return [(old_of[i], i) for i in sorted(old_of)]
 
 
 def _of_runs(old: RunRecord, new: RunRecord) -> Iterator[Change]:
