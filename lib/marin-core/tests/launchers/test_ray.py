@@ -160,12 +160,18 @@ def cluster(object_store: str | None) -> Iterator[str]:
         head = start_node("--head", "--port=0", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={directory}")
         try:
             address = (Path(directory) / "ray_current_cluster").read_text().strip()
-            ray.init(address, namespace="test", log_to_driver=False, logging_level="CRITICAL")
+            until(lambda: joined(address), what="the head node takes drivers, which on a busy machine can be late")
             yield address
         finally:
             ray.shutdown()
             head.terminate()
             head.wait()
+
+
+def joined(address: str) -> bool:
+    with contextlib.suppress(ConnectionError, RuntimeError):
+        ray.init(address, namespace="test", log_to_driver=False, logging_level="CRITICAL")
+    return ray.is_initialized()
 
 
 def keepers() -> list[str]:
