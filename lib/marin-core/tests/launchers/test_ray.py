@@ -158,12 +158,20 @@ def cluster(object_store: str | None) -> Iterator[str]:
     """The address of a cluster of one node with two cores, which this process has joined."""
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as directory:  # short path
         head = start_node("--head", "--port=0", "--num-cpus=2", "--include-dashboard=false", f"--temp-dir={directory}")
-        address = (Path(directory) / "ray_current_cluster").read_text().strip()
+        try:
+            address = (Path(directory) / "ray_current_cluster").read_text().strip()
+            until(lambda: joined(address), what="the head node takes drivers, which on a busy machine can be late")
+            yield address
+        finally:
+            ray.shutdown()
+            head.terminate()
+            head.wait()
+
+
+def joined(address: str) -> bool:
+    with contextlib.suppress(ConnectionError, RuntimeError):
         ray.init(address, namespace="test", log_to_driver=False, logging_level="CRITICAL")
-        yield address
-        ray.shutdown()
-        head.terminate()
-        head.wait()
+    return ray.is_initialized()
 
 
 def keepers() -> list[str]:
