@@ -276,8 +276,10 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
         return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
 
 
-def is_quick(attempt: Attempt) -> bool:
+def is_quick(attempt: Attempt, status: JobStatus) -> bool:
     """Whether `examine` is a matter of moments: a handful of small files, and no adopted data to look at again."""
+    if status.uploaded or status.exit_code is None:
+        return False
     if any(other.listing is not None for other in find_steps(tuple(attempt.node.step.arguments.values()))):
         return False
     try:
@@ -410,8 +412,13 @@ def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None
         settled: False if its commit may yet take effect: then the lease is left to run out, so that whoever comes next
             fences that commit off.
     """
-    if state != "succeeded" and _went_on(store, attempt):
-        return
+    if state == "succeeded" or not _went_on(store, attempt):
+        _enter_end(store, attempt, state=state, failure=failure, settled=settled)
+    if store.local is None:
+        shutil.rmtree(attempt.directory, ignore_errors=True)
+
+
+def _enter_end(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None, settled: bool) -> None:
     record = replace(attempt.record, state=state, ended_at=time.time(), failure=failure)
     try:
         if store.local is None and attempt.log.exists():
@@ -422,8 +429,6 @@ def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None
     finally:
         if settled:
             leases.release(store, attempt.address, attempt.lease)
-    if store.local is None:
-        shutil.rmtree(attempt.directory, ignore_errors=True)
 
 
 def _went_on(store: Store, attempt: Attempt) -> bool:

@@ -341,14 +341,17 @@ class Loop:
             log=attempt.record.log,
             failure=None,
         )
+        limit = node.step.function.timeout_seconds
+        if limit is not None and not self.blocking:
+            self.events.later(limit - max(0.0, time.time() - attempt.record.started_at), "late", attempt.name)
         if going.adopted:
             self._note_end(attempt.name, going.ended)  # once more: an end before this line found no attempt
-            return
-        if (edited := attempts.changed_source(node, in_process=self.blocking)) is not None:
+        elif (edited := attempts.changed_source(node, in_process=self.blocking)) is not None:
             self.events.put("examined", attempt.name, Ended(failure=edited))
-            return
-        if (limit := node.step.function.timeout_seconds) is not None and not self.blocking:
-            self.events.later(limit, "late", attempt.name)
+        else:
+            self._start_body(attempt, environment)
+
+    def _start_body(self, attempt: Attempt, environment: dict[str, str]) -> None:
         job = replace(attempt.job, environment=environment)
         self.interrupts.raising = self.blocking
         self.launcher.launch(job, notify=self._note_end)
@@ -357,9 +360,9 @@ class Loop:
         status = self.launcher.poll(attempt.name)
         if status is not None and status.running and status.pid is not None:
             try:
-                leases.update(self.store, node.address, lease, body=Process.of(status.pid))
+                leases.update(self.store, attempt.address, attempt.lease, body=Process.of(status.pid))
             except LeaseLostError as e:
-                self._note_loss(node.address, e)
+                self._note_loss(attempt.address, e)
 
     def _input(self, step: Step) -> Input:
         if step.external is not None:
@@ -383,7 +386,7 @@ class Loop:
         if status is None or status.running or attempt.address in self.examining:
             return
         faults.reached("body-ended")
-        if attempts.is_quick(attempt):
+        if attempts.is_quick(attempt, status):
             self._examined(name, attempts.examine(attempt, status))
             return
         self.examining.add(attempt.address)

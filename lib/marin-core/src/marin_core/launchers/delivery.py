@@ -36,7 +36,7 @@ def deliver(job: Job, *, exit_code: int) -> Delivery:
         PrefixError: the prefix cannot be written from here.
         UsageError: the output has a link, a pipe or a socket.
     """
-    store, directory = open_store(job.prefix), Path(job.request).parent
+    store, directory = open_store(job.prefix, unsafe_single_writer=True), Path(job.request).parent
     delivery = Delivery(exit_code=exit_code)
     if store.local is None:
         files = manifest(directory / "out", durable=False)
@@ -57,7 +57,7 @@ def find(store: Store, key: str) -> Delivery | None:
 
 def fetch(prefix: str, key: str, *, into: Path) -> Delivery | None:
     """`find`, which also brings log and result from a remote prefix into a local directory. The output stays there."""
-    store = open_store(prefix)
+    store = open_store(prefix, unsafe_single_writer=True)
     delivery = find(store, key)
     if delivery is not None and store.local is None:
         for name in ("log.txt", "result.json"):

@@ -52,7 +52,7 @@ class Keeper:
         self._name, self._owner, self._cancelled = job.name, owner, False
         self._end: Future[End] = Future()
         self._launcher = ProcessLauncher()
-        self._job = replace(job, python=job.python if Path(job.python).exists() else sys.executable)
+        self._job = replace(job, python=job.python if Path(job.python).exists() else sys.executable, shareable=False)
         try:
             _place(self._job, request)
             self._launcher.launch(self._job, notify=self._note_end)
