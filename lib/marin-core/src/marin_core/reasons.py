@@ -311,8 +311,13 @@ def recipe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for name in dict.fromkeys((*before, *after)):
         a, b = before.get(name, "absent"), after.get(name, "absent")
         if a != b:
-            changes.append(f"{name}: upstream recipe changed" if a[:5] == b[:5] == "step " else f"{name}: {a} -> {b}")
+            same_kind = a[:5] == b[:5] == "step "
+            changes.append(f"{name}: upstream recipe changed" if same_kind else f"{name}: {_brief(a)} -> {_brief(b)}")
     return changes
+
+
+def _brief(leaf: str) -> str:
+    return leaf[:17] if leaf.startswith("step ") else leaf  # the twelve digits of an address
 
 
 def flatten(recipe: Mapping[str, Any]) -> dict[str, str]:
