@@ -35,6 +35,7 @@ from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
 from marin_core.launchers import Job, JobStatus, delivery
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
+from marin_core.processes import this_host
 from marin_core.records import (
     AttemptRecord,
     Digests,
@@ -188,7 +189,7 @@ def _enter(
         reason=reason,
         started_at=time.time(),
         ended_at=None,
-        host=leases.this_host().split(":")[0],
+        host=this_host().split(":")[0],
         user=user(),
         pid=os.getpid(),
         log="",

@@ -20,8 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from marin_core import leases
 from marin_core.errors import CorruptRecordError, NewerRecordError, PrefixError, UsageError
+from marin_core.processes import Process, this_host
 from marin_core.reasons import Found, read_record
 from marin_core.records import AttemptRecord, RunRecord, StepRecord, Tombstone, check_schema, from_json
 from marin_core.store import Store, open_store
@@ -71,7 +71,7 @@ class Catalogue:
         Raises:
             PrefixError: there is no such directory.
         """
-        store = open_store(prefix)
+        store = open_store(prefix, unsafe_single_writer=True)
         if store.local is not None and not store.local.is_dir():
             what = "is not a directory" if store.local.exists() else "does not exist"
             raise PrefixError(f"prefix {store.url} {what}; give --prefix or MARIN_PREFIX")
@@ -245,8 +245,8 @@ class Catalogue:
 def live_status(run: dict[str, Any]) -> str:
     """A run's status by now: ``died`` if its record says running and its driver, on this host, is no more."""
     driver = run.get("driver") or {}
-    if run["status"] == "running" and driver.get("host") == leases.this_host():
-        process = leases.Process(pid=int(driver["pid"]), started=int(driver["started"]))
+    if run["status"] == "running" and driver.get("host") == this_host():
+        process = Process(pid=int(driver["pid"]), started=int(driver["started"]))
         return "running" if process.alive() else "died"
     return str(run["status"])
 

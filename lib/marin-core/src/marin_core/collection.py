@@ -21,6 +21,7 @@ from marin_core import encoding, leases
 from marin_core.catalogue import Catalogue, live_status
 from marin_core.errors import MarinCoreError
 from marin_core.pins import PIN
+from marin_core.processes import this_host
 from marin_core.reasons import Found
 from marin_core.records import AttemptRecord, StepRecord
 from marin_core.store import Store
@@ -166,7 +167,7 @@ def _roots(catalogue: Catalogue, sites: dict[str, _Site], policy: Policy) -> tup
 
 def _goes_on(run: dict[str, Any]) -> bool:
     """Whether a run's driver is known to live. One on another host is known by its leases, and by how recent it is."""
-    here = (run.get("driver") or {}).get("host") == leases.this_host()
+    here = (run.get("driver") or {}).get("host") == this_host()
     return here and live_status(run) == "running"
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from marin_core import attempts, environments, leases, objects, repository
+from marin_core import attempts, environments, objects, repository
 from marin_core.errors import PrefixError
 from marin_core.launchers.worker import SCRIPT_MODULE
+from marin_core.processes import this_host
 from marin_core.records import Origin
 from marin_core.remembered import recall, remember
 from marin_core.store import Store
@@ -32,7 +33,7 @@ def environment(lock: Path | None) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "host": leases.this_host().split(":")[0],
+        "host": this_host().split(":")[0],
         "user": attempts.user(),
         "cpu": _cpu(),
         "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

@@ -368,8 +368,12 @@ def recipe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         a, b = before.get(name, "absent"), after.get(name, "absent")
         if a != b:
             unsaid = a[:5] == b[:5] == "step " and "/" not in a + b  # both without a version: digests say nothing
-            changes.append(f"{name}: upstream recipe changed" if unsaid else f"{name}: {a} -> {b}")
+            changes.append(f"{name}: upstream recipe changed" if unsaid else f"{name}: {_brief(a)} -> {_brief(b)}")
     return changes
+
+
+def _brief(leaf: str) -> str:
+    return leaf[:17] if leaf.startswith("step ") else leaf  # the twelve digits of an address
 
 
 def flatten(recipe: Mapping[str, Any]) -> dict[str, str]:

@@ -55,7 +55,7 @@ def reproduce(
     Raises:
         UsageError: it cannot be made again, with the reason: no such step, no repository, no commit, an input is gone.
     """
-    store = open_store(prefix)
+    store = open_store(prefix, unsafe_single_writer=True)
     record = find_step(store, address)
     origin, patch = _recorded(store, record)
     near = [Path.cwd(), *([store.local] if store.local else [])]

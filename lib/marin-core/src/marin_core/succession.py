@@ -24,6 +24,7 @@ from marin_core.encoding import digest
 from marin_core.errors import CorruptRecordError, UsageError
 from marin_core.graph import Node
 from marin_core.launchers import JobStatus, Launcher, delivery, kind_of, make_launcher
+from marin_core.processes import this_host
 from marin_core.records import AttemptRecord, from_json, to_json
 from marin_core.store import Store
 
@@ -106,7 +107,7 @@ def _go_on(
 ) -> Attempt:
     """The attempt under a new lease, which its record names from now on."""
     key = f"{node.address}/attempts/{record.attempt}"
-    host, pid = leases.this_host().split(":")[0], os.getpid()
+    host, pid = this_host().split(":")[0], os.getpid()
     record = replace(record, epoch=lease.epoch, run_id=run_id, host=host, user=user(), pid=pid)
     store.write(f"{key}/attempt.json", to_json(record).encode(), durable=False)
     directory = store.local / key if store.local else Path(tempfile.mkdtemp(prefix="marin-attempt-"))

@@ -73,7 +73,7 @@ class Catalogue:
     """
 
     def __init__(self, prefix: str) -> None:
-        self.store = open_store(prefix)
+        self.store = open_store(prefix, unsafe_single_writer=True)
         self.url = self.store.url
         self._views = _Kept(_KEPT_VIEWS)
         self._summaries = _Kept(_KEPT_SUMMARIES)

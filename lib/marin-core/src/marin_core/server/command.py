@@ -63,7 +63,7 @@ def serve_command(
         if e.name is None or e.name.partition(".")[0] not in ("uvicorn", "starlette", "anyio"):
             raise
         raise UsageError(f"marin serve needs {e.name}: pip install 'marin-core[serve]'") from e
-    store = open_store(prefix)
+    store = open_store(prefix, unsafe_single_writer=True)
     if store.local is not None and not store.local.is_dir():
         what = "is not a directory" if store.local.exists() else "does not exist"
         raise PrefixError(f"prefix {store.url} {what}; give --prefix or MARIN_PREFIX")
