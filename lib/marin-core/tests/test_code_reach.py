@@ -119,6 +119,14 @@ REACHED = {
         ("__init__", "register(1)", "register(2)"),
         "pkg:register()",
     ),
+    "what the package around a step sets when it is loaded": (
+        {
+            "__init__": "import os\nos.environ['MARIN_X'] = '1'",
+            "main": "import os\n@step\ndef work(): return os.environ['MARIN_X']",
+        },
+        ("__init__", "'1'", "'2'"),
+        "pkg:os",
+    ),
     "a subclass that its base class registers": (
         {
             "base": "class Base:\n    all = []\n    def __init_subclass__(cls): Base.all.append(cls)",
@@ -228,7 +236,7 @@ NOT_REACHED = {
         {
             "types": "class C:\n    def f(self): return 1",
             "main": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pkg.types import C\n"
-            "def helper(c: 'C'): return c\n@step\ndef work(): return helper(1)",
+            "def helper(c):\n    x: C = c\n    return x\n@step\ndef work(): return helper(1)",
         },
         ("types", "return 1", "return 2"),
     ),
