@@ -254,14 +254,18 @@ def test_records_share_what_they_say_of_the_same_code(module: Callable[[str], Mo
     assert records[0] == read_record(open_store(prefix), graph.addresses[0])
 
 
+@pytest.mark.parametrize("before", ["absent", "code"])
 def test_what_another_run_commits_after_the_plan_is_not_made_again(
-    module: Callable[[str], ModuleType], prefix: str
+    module: Callable[[str], ModuleType], prefix: str, before: str
 ) -> None:
-    graph = lower(module(FLOW).build())
+    graph = lower(module(FLOW).chain(n=4))
+    assert StepRunner(prefix, launcher="inline").run(graph).ok
+    for address in graph.addresses:
+        spoil(Path(prefix), address, before)
 
     class Intruder(Silence):
         def started(self, run: Any) -> None:
-            assert len(StepRunner(prefix, launcher="inline").run(graph).executed) == len(graph)
+            assert len(StepRunner(prefix, launcher="inline").run(graph).executed) == 4
 
     report = StepRunner(prefix, launcher="inline", observer=Intruder()).run(graph)
     assert report.ok
