@@ -199,11 +199,13 @@ def test_a_running_run_keeps_up_and_keeps_open_what_was_open(lab: Any, start: An
 
 
 def test_a_step_of_a_large_run_asks_the_server_when_it_is_opened(lab: Any, start: Any, browser: Browser) -> None:
-    lab.run(
-        "20260601", *[lab.node("shard", address=f"shard/{i:012x}", doc=f"Number {i}") for i in range(450)], targets=()
-    )
+    nodes = [lab.node("shard", address=f"shard/{i:012x}", doc=f"Number {i}") for i in range(1200)]
+    lab.run("20260601", *nodes, targets=())
     browser.complaints.clear()
-    browser.open(f"{start(lab.prefix).url}runs/20260601#s449")
-    browser.wait_for("document.querySelector('#s449 .doc').textContent === 'Number 449'")
+    browser.open(f"{start(lab.prefix).url}runs/20260601#s950")
+    browser.wait_for("document.querySelector('#s950 .doc').textContent === 'Number 950'")
     assert browser.value("document.querySelectorAll('.detail').length") == 1
+    browser.wait_for("document.querySelectorAll('.steps > li').length === 1200")
+    at, height = browser.value("[document.querySelector('#s950').getBoundingClientRect().top, innerHeight]")
+    assert 0 <= at < height  # it stayed in view while the other steps became elements
     assert browser.complaints == []
