@@ -199,11 +199,11 @@ def test_a_running_run_keeps_up_and_keeps_open_what_was_open(lab: Any, start: An
 
 
 def test_a_step_of_a_large_run_asks_the_server_when_it_is_opened(lab: Any, start: Any, browser: Browser) -> None:
-    lab.run(
-        "20260601", *[lab.node("shard", address=f"shard/{i:012x}", doc=f"Number {i}") for i in range(450)], targets=()
-    )
+    nodes = [lab.node("shard", address=f"shard/{i:012x}", doc=f"Number {i}") for i in range(700)]
+    lab.run("20260601", *nodes, targets=())
     browser.complaints.clear()
-    browser.open(f"{start(lab.prefix).url}runs/20260601#s449")
-    browser.wait_for("document.querySelector('#s449 .doc').textContent === 'Number 449'")
+    browser.open(f"{start(lab.prefix).url}runs/20260601#s650")
+    browser.wait_for("document.querySelector('#s650 .doc').textContent === 'Number 650'")
     assert browser.value("document.querySelectorAll('.detail').length") == 1
+    browser.wait_for("document.querySelectorAll('.steps > li').length === 700")
     assert browser.complaints == []

@@ -138,9 +138,10 @@ def test_only_outputs_and_logs_are_handed_out(server: Any, key: str) -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
 def test_nothing_but_get_and_head_is_answered(server: Any, method: str) -> None:
-    answer = server.get("/", method=method, Origin="http://evil.example", Content_Length="0")
-    assert answer.status == 405
-    assert answer.headers["allow"] == "GET, HEAD"
+    for target in ("/", "/steps/a/0123456789ab", "/nowhere"):
+        answer = server.get(target, method=method, Origin="http://evil.example", Content_Length="0")
+        assert answer.status == 405
+        assert answer.headers["allow"] == "GET, HEAD"
 
 
 @pytest.mark.parametrize(

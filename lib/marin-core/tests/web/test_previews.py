@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,15 @@ def test_of_a_large_file_the_beginning_is_read_and_no_more(tmp_path: Path, name:
 
 
 def test_a_bomb_is_unpacked_to_a_bound(tmp_path: Path) -> None:
-    html = preview(tmp_path, "a.txt.gz", gzip.compress(b"0" * 50_000_000))
+    bomb = gzip.compress(b"0" * 50_000_000)
+    tracemalloc.start()
+    try:
+        html = preview(tmp_path, "a.txt.gz", bomb)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert len(html) < MAX_BYTES
+    assert peak < 12 * MAX_BYTES
 
 
 def test_parquet_is_shown_where_pyarrow_is_installed(tmp_path: Path) -> None:
