@@ -44,7 +44,8 @@ class FilesystemStore(Store):
     def read_versioned(self, key: str) -> Versioned | None:
         """The bytes at a key, and their digest as the version."""
         try:
-            data = self._fs.cat_file(self._path(key))
+            with _lock:
+                data = self._fs.cat_file(self._path(key))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as e:
@@ -65,10 +66,11 @@ class FilesystemStore(Store):
         return _version(data)
 
     def write(self, key: str, data: bytes, *, durable: bool = True) -> None:
-        """Writes as the filesystem does it."""
+        """Writes as the filesystem does it, which need not be whole: readers of this process wait for the end."""
         try:
-            self._fs.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
-            self._fs.pipe_file(self._path(key), data)
+            with _lock:
+                self._fs.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
+                self._fs.pipe_file(self._path(key), data)
         except OSError as e:
             raise self.error(e) from e
 
