@@ -75,7 +75,7 @@ def code_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Co
         monkeypatch.syspath_prepend(root)
         for name in [m for m in sys.modules if m == "pkg" or m.startswith("pkg.")]:
             monkeypatch.delitem(sys.modules, name)
-        from marin_core import sources
+        from marin_core.code import sources
 
         for cached in (sources.locate, sources._top_level, sources._descend):
             cached.cache_clear()

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from marin_core import Graph, StepRunner, ahead, lower, reasons
 from marin_core.ahead import side_by_side
-from marin_core.ledger import Silence
 from marin_core.reasons import History, Options, decide, plan, read_record
 from marin_core.records import StepRecord
+from marin_core.running.ledger import Silence
 from marin_core.script import plan_lines, run_script
 from marin_core.store import Store, open_store
 

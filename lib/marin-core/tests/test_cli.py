@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from marin_core import StepRunner, lower
-from marin_core.catalogue import Catalogue
 from marin_core.cli import main
+from marin_core.reading.catalogue import Catalogue
 
 SOURCE = """
 import threading

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_core import EncodingError, Resources, Step, UsageError, lower, step
-from marin_core.environments import installed_packages
 from marin_core.graph import Node
+from marin_core.provenance.environments import installed_packages
 
 
 @step

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marin_core import code, encoding, environments, identity, results, sources
+from marin_core import code, encoding, identity, results
+from marin_core.code import sources
 from marin_core.errors import AddressCollisionError, UsageError
+from marin_core.provenance import environments
 from marin_core.steps import Step, find_steps, return_hint
 
 if TYPE_CHECKING:

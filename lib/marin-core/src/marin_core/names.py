@@ -12,7 +12,9 @@ from marin_core.errors import UsageError
 WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*")
 _NAME = re.compile(rf"{WORD.pattern}(/{WORD.pattern})*")
 
-_BELOW_ADDRESS = frozenset({"attempts", "work", "step.json", "lease.json", "tombstone.json"})
+_BELOW_ADDRESS = frozenset(
+    {"attempts", "work", "reproductions", "step.json", "lease.json", "tombstone.json", "pin.json"}
+)
 _BELOW_PREFIX = frozenset({"runs", "objects", "environments", "certificates", "tombstones", "pins"})
 
 _LONGEST_WORD = 200

@@ -17,10 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marin_core import encoding, environments
+from marin_core import encoding
 from marin_core.ahead import side_by_side
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
+from marin_core.provenance import environments
 from marin_core.records import Decision, StepRecord, Tombstone, committed, from_json
 from marin_core.steps import OnCodeChange
 from marin_core.store import Store

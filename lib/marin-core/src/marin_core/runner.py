@@ -24,11 +24,11 @@ from marin_core.graph import Graph, lower
 from marin_core.handles import Input
 from marin_core.launchers import Launcher, make_launcher
 from marin_core.leases import TERM
-from marin_core.ledger import Observer, Silence
-from marin_core.loop import Loop
 from marin_core.reasons import Options
 from marin_core.records import NodeRecord, RunRecord, StepRecord
-from marin_core.slots import capacity
+from marin_core.running.ledger import Observer, Silence
+from marin_core.running.loop import Loop
+from marin_core.running.slots import capacity
 from marin_core.steps import Step, find_steps, replace_steps, typed_value
 from marin_core.store import open_store
 

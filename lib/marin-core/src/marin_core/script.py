@@ -22,12 +22,12 @@ from marin_core.errors import RunInterrupted, UsageError
 from marin_core.exits import guarded
 from marin_core.graph import lower
 from marin_core.launchers.worker import SCRIPT_MODULE
-from marin_core.progress import Plain, make_display
 from marin_core.quantities import format_bytes, format_seconds
 from marin_core.reasons import Options, Planned, restrict
 from marin_core.records import NodeRecord, to_json
 from marin_core.runner import RunReport, StepRunner
-from marin_core.slots import parse_slots
+from marin_core.running.progress import Plain, make_display
+from marin_core.running.slots import parse_slots
 from marin_core.steps import OnCodeChange
 from marin_core.store import default_prefix, open_store
 

@@ -5,14 +5,14 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from marin_core import changes as compared
-from marin_core.catalogue import Catalogue
-from marin_core.changes import SECTIONS, Change, Pair
 from marin_core.commands import Answer
 from marin_core.errors import MarinCoreError, UsageError
 from marin_core.quantities import format_count, format_number, format_quantity, is_number
+from marin_core.reading import changes as compared
+from marin_core.reading.catalogue import Catalogue
+from marin_core.reading.changes import SECTIONS, Change, Pair
+from marin_core.reading.tables import align
 from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord
-from marin_core.tables import align
 from marin_core.web.files import PrefixFiles
 
 _MOST_SHOWN = 40

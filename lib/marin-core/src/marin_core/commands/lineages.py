@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from marin_core.ancestry import Ancestry, Kin, Line, tree
-from marin_core.catalogue import Catalogue
 from marin_core.commands import Answer
 from marin_core.quantities import format_bytes, format_count, format_time
+from marin_core.reading.ancestry import Ancestry, Kin, Line, tree
+from marin_core.reading.catalogue import Catalogue
 
 _DEEPEST = 24
 """Levels that a tree is indented by; a deeper line says its depth instead, so that a long chain stays linear."""

@@ -7,15 +7,14 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from marin_core import pins
-from marin_core.catalogue import Catalogue
-from marin_core.collection import Garbage, Policy, Survey, survey
+from marin_core.collection import Garbage, Policy, Survey, pins, survey
+from marin_core.collection.removal import Collection, Removed
 from marin_core.commands import Answer
 from marin_core.errors import UsageError
 from marin_core.quantities import format_bytes, format_count
-from marin_core.removal import Collection, Removed
-from marin_core.tables import align
-from marin_core.verification import verify_runs, verify_steps
+from marin_core.reading.catalogue import Catalogue
+from marin_core.reading.tables import align
+from marin_core.reading.verification import verify_runs, verify_steps
 
 
 def verify(parsed: argparse.Namespace) -> Answer:

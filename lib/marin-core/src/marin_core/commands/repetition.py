@@ -5,11 +5,10 @@ import json
 import sys
 from pathlib import Path
 
-from marin_core import certificates
-from marin_core.catalogue import Catalogue
 from marin_core.commands import Answer
+from marin_core.reading.catalogue import Catalogue
 from marin_core.records import to_json
-from marin_core.reproduction import certificate_key
+from marin_core.reproduction import certificate_key, certificates
 from marin_core.reproduction import reproduce as made_again
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from marin_core import leases
-from marin_core.catalogue import Catalogue, RunHead
 from marin_core.commands import Answer
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.quantities import format_bytes, format_count, format_seconds
+from marin_core.reading.catalogue import Catalogue, RunHead
+from marin_core.reading.tables import align
 from marin_core.records import AttemptRecord, StepRecord
-from marin_core.tables import align
 
 _LOOK_EVERY = 0.25
 """Seconds between looks at a log that is followed."""

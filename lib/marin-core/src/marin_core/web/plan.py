@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from marin_core.graph import Graph
-from marin_core.ledger import planned_node
 from marin_core.quantities import format_time
 from marin_core.reasons import Planned
 from marin_core.records import NodeRecord, Outcome, RunRecord
 from marin_core.report import render_page
+from marin_core.running.ledger import planned_node
 from marin_core.web.files import PrefixFiles
 from marin_core.web.lineage import render_lineage
 from marin_core.web.markup import Markup, element

@@ -1,0 +1,294 @@
+"""Syntax: what one source file says, as a pure function of its text, and therefore remembered by its text's hash.
+
+A `Summary` maps every module-level name to what binds it: imports, and at most one unit (all statements that define or
+change the name, with the conditions around them, together). Statements that bind nothing are units too, called after
+what they call (``register()``), and belong to whoever loads the module. A unit has the digest of its syntax tree and
+its reads (`scopes`). Resolving reads to files is not done here; it depends on where things are installed.
+
+Summaries are remembered between processes (`remembered`): reading a hundred files takes milliseconds then.
+"""
+
+import ast
+import functools
+import hashlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from marin_core.code.scopes import FUNCTIONS, Chain, Import, Read, Reader, dotted, imported, loaded
+from marin_core.errors import EncodingError
+from marin_core.remembered import recall, remember
+
+Kind = Literal["helper", "class", "constant", "import", "statement"]
+
+_SCHEMA = 3
+_EXECUTOR = "marin_core"
+_RUNNERS = ("main", "run", "resolve", "StepRunner")
+_DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
+_COMPOUND = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match)
+_LONGEST = 60
+"""Characters of a call that name the statement."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """All statements of a module that define one name, or one that is run for its effect."""
+
+    kind: Kind
+    digest: str
+    reads: tuple[Read, ...]
+    loads: tuple[Import, ...] = ()
+    """Modules that the body imports."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a source file binds at module level."""
+
+    units: dict[str, Unit]
+    imports: dict[str, tuple[Import, ...]]
+    stars: tuple[Import, ...]
+    """Modules of ``from x import *``."""
+    typing: dict[str, tuple[Import, ...]]
+    """Imports that only type checkers see; a package may name its lazy exports there."""
+    loads: tuple[Import, ...]
+    """What Python loads along with the module."""
+    effects: tuple[str, ...]
+    """Units that act when the module is loaded, whoever reads them: ``register(f)``, ``other.LIMIT = 3``."""
+    registered: dict[str, tuple[Chain, ...]]
+    """Functions and classes that a decorator or a base class may enter elsewhere, and the names of those."""
+    registrars: tuple[str, ...]
+    """Classes that act when another class inherits from them."""
+
+
+def summarise(path: Path) -> Summary:
+    """The summary of a source file, as the file is now.
+
+    Raises:
+        EncodingError: it is not Python, so that there is no telling what a step reaches there.
+    """
+    stat = path.stat()
+    return _summary(path, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _summary(path: Path, _mtime: int, _size: int) -> Summary:
+    text = path.read_bytes()
+    key = f"{_SCHEMA} {sys.version_info[:2]} {hashlib.sha256(text).hexdigest()}"
+    remembered = recall("syntax", key)
+    if remembered is not None:
+        return _from_json(remembered)
+    try:
+        tree = ast.parse(text, filename=str(path))
+    except (SyntaxError, ValueError) as e:
+        where = f"{path}:{e.lineno}" if isinstance(e, SyntaxError) and e.lineno else str(path)
+        raise EncodingError(f"{where}: {getattr(e, 'msg', e)}; the code that a step reaches must be valid") from e
+    summary = _analyse(tree)
+    remember("syntax", key, _to_json(summary))
+    return summary
+
+
+def _to_json(summary: Summary) -> Any:
+    units = {n: [u.kind, u.digest, u.reads, u.loads] for n, u in summary.units.items()}
+    return vars(summary) | {"units": units}
+
+
+def _from_json(data: Any) -> Summary:
+    def read(chain: list[str], local: list[Any] | None) -> Read:
+        return Read(tuple(chain), Import(*local) if local else None)
+
+    def imports(found: list[Any]) -> tuple[Import, ...]:
+        return tuple(Import(*i) for i in found)
+
+    return Summary(
+        units={
+            name: Unit(kind, digest, tuple(read(*r) for r in reads), imports(loads))
+            for name, (kind, digest, reads, loads) in data["units"].items()
+        },
+        imports={name: imports(found) for name, found in data["imports"].items()},
+        stars=imports(data["stars"]),
+        typing={name: imports(found) for name, found in data["typing"].items()},
+        loads=imports(data["loads"]),
+        effects=tuple(data["effects"]),
+        registered={name: tuple(map(tuple, chains)) for name, chains in data["registered"].items()},
+        registrars=tuple(data["registrars"]),
+    )
+
+
+class _Module:
+    """What a walk over a module's statements has found so far."""
+
+    def __init__(self) -> None:
+        self.statements: dict[str, list[Any]] = {}
+        self.imports: dict[str, list[Import]] = {}
+        self.typing: dict[str, list[Import]] = {}
+        self.loads: list[Import] = []
+        self.effects: dict[str, None] = {}
+        self.registered: dict[str, tuple[Chain, ...]] = {}
+        self.registrars: list[str] = []
+
+    def summary(self) -> Summary:
+        stars = self.imports.pop("*", [])
+        of_executor = {n: i for n, found in (self.typing | self.imports).items() for i in found if _is_executor(i)}
+        executors = frozenset(of_executor)
+        runners = {n for n, i in of_executor.items() if i.attribute is None or i.attribute in _RUNNERS}
+        units = {}
+        for name, nodes in self.statements.items():
+            units[name] = _unit(name, nodes, executors, tuple(self.imports.get(name, ())))
+        for name, found in self.imports.items():
+            if name not in units and name not in executors:
+                units[name] = Unit("import", _sha(repr(found)), ())
+        acting = {n for n in self.effects if not _names_in(self.statements[n]) & runners}
+        acting.update(n for n in self.statements if n in self.imports)  # another module's object is changed here
+        return Summary(
+            units=units,
+            imports={name: tuple(found) for name, found in self.imports.items()},
+            stars=tuple(stars),
+            typing={name: tuple(found) for name, found in self.typing.items()},
+            loads=tuple(dict.fromkeys(self.loads)),
+            effects=tuple(sorted(acting)),
+            registered=self.registered,
+            registrars=tuple(self.registrars),
+        )
+
+    def read(
+        self, body: list[ast.stmt], around: tuple[Any, ...] = (), *, runs: bool = True, typing: bool = False
+    ) -> None:
+        """Enters statements, also those inside ``if`` and other blocks, each with what decides whether it takes effect.
+
+        Args:
+            body: the statements.
+            around: what decides whether they run.
+            runs: False for the part of a script that does not run when it is imported.
+            typing: True for what only type checkers see.
+        """
+        for node in body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for name, target in imported(node):
+                    (self.typing if typing else self.imports).setdefault(name, []).append(target)
+                if runs:
+                    self.loads.extend(loaded(node))
+                continue
+            names = _bound_names(node)
+            if not names and runs and isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+                callee = node.value.func if isinstance(node.value, ast.Call) else node.value
+                names = [f"{ast.unparse(callee)[:_LONGEST]}()"]
+                self.effects[names[0]] = None
+            for name in names:
+                self.statements.setdefault(name, []).extend((*around, node))
+            if isinstance(node, _DEFINITIONS):
+                if runs:
+                    self._define(node)
+                continue
+            for block, condition in _blocks(node):
+                inert = isinstance(node, ast.If) and block is node.body
+                self.read(
+                    block,
+                    (*around, condition),
+                    runs=runs and not (inert and (_is_main(node) or _is_typing(node))),
+                    typing=typing or (inert and _is_typing(node)),
+                )
+
+    def _define(self, node: Any) -> None:
+        by = [*node.decorator_list, *getattr(node, "bases", ())]
+        if chains := tuple(dict.fromkeys(chain for d in by if (chain := dotted(d)))):
+            self.registered[node.name] = (*self.registered.get(node.name, ()), *chains)
+        if isinstance(node, ast.ClassDef):
+            methods = {f.name for f in node.body if isinstance(f, FUNCTIONS)}
+            if "__init_subclass__" in methods or any(k.arg == "metaclass" for k in node.keywords):
+                self.registrars.append(node.name)
+
+
+def _analyse(tree: ast.Module) -> Summary:
+    module = _Module()
+    module.read(tree.body)
+    return module.summary()
+
+
+def _is_executor(imported: Import) -> bool:
+    return imported.module.split(".")[0] == _EXECUTOR
+
+
+def _is_main(node: Any) -> bool:
+    """``if __name__ == "__main__":``"""
+    test = node.test
+    return isinstance(test, ast.Compare) and any(
+        dotted(side) == ("__name__",) for side in (test.left, *test.comparators)
+    )
+
+
+def _is_typing(node: Any) -> bool:
+    return dotted(node.test)[-1:] == ("TYPE_CHECKING",)
+
+
+def _names_in(nodes: list[Any]) -> set[str]:
+    trees = [n for n in nodes if isinstance(n, ast.AST)]
+    return {n.id for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Name)}
+
+
+def _blocks(node: ast.stmt) -> Iterator[tuple[list[ast.stmt], list[Any]]]:
+    """The blocks of a compound statement, each with what decides whether it runs."""
+    head = [getattr(node, field, None) for field in ("test", "iter", "items", "subject")]
+    for name in ("body", "orelse", "finalbody"):
+        if block := getattr(node, name, None):
+            yield block, [name, *head]
+    for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
+        yield inner.body, [*(getattr(inner, field, None) for field in ("type", "pattern", "guard")), *head]
+
+
+def _bound_names(node: ast.stmt) -> list[str]:
+    """Names that a statement binds or changes in place (``def X``, ``X = …``, ``X["k"] = …``, ``X.update(…)``)."""
+    if isinstance(node, _DEFINITIONS):
+        return [node.name]
+    if isinstance(node, ast.TypeAlias):
+        return [node.name.id]
+    targets: list[ast.expr] = []
+    if isinstance(node, ast.Assign):
+        targets = list(node.targets)
+    elif isinstance(node, ast.AnnAssign | ast.AugAssign | ast.For | ast.AsyncFor):
+        targets = [node.target]
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        targets = [i.optional_vars for i in node.items if i.optional_vars]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        targets = [node.value.func.value]
+    elif isinstance(node, ast.Delete):
+        targets = list(node.targets)
+    names = _walrus(node)
+    while targets:
+        target = targets.pop()
+        if isinstance(target, ast.Name):
+            names.append(target.id)
+        elif isinstance(target, ast.Tuple | ast.List):
+            targets.extend(target.elts)
+        elif isinstance(target, ast.Subscript | ast.Attribute | ast.Starred):
+            targets.append(target.value)
+    return names
+
+
+def _walrus(node: ast.stmt) -> list[str]:
+    """Names that expressions of a statement bind with ``:=``; of a compound one, those that decide whether it runs."""
+    parts: list[Any] = [node]
+    if isinstance(node, _COMPOUND):
+        parts = [p for _, condition in _blocks(node) for p in condition if isinstance(p, ast.AST)]
+    found = (n for part in parts for n in ast.walk(part) if isinstance(n, ast.NamedExpr))
+    return list(dict.fromkeys(n.target.id for n in found))
+
+
+def _unit(name: str, nodes: list[Any], executors: frozenset[str], imports: tuple[Import, ...]) -> Unit:
+    reader = Reader(executors)
+    for node in nodes:
+        reader.read(node)
+    first = next(node for node in nodes if isinstance(node, ast.stmt))
+    kind: Kind = (
+        "helper" if isinstance(first, FUNCTIONS) else "class" if isinstance(first, ast.ClassDef) else "constant"
+    )
+    if name.endswith("()") or (imports and kind == "constant"):
+        kind = "statement"
+    text = "".join(reader.text) + (repr(imports) if imports else "")
+    return Unit(kind, _sha(text), tuple(reader.finish()), tuple(dict.fromkeys(reader.loads)))
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()

@@ -1,0 +1,349 @@
+"""Reproduction: makes a committed step a second time, from nothing but its record, and compares.
+
+The record says commit, patch, lock file, script and flags (`records.Origin`). They are brought together in a clean
+checkout (`checkouts`), the script brings the step and all its ancestors up to date under a fresh, empty prefix, and
+what comes out is compared with what was recorded (`certificates`). The certificate lies beside the step, in
+``{address}/reproductions/``.
+
+Invariant: nothing that the original run made can reach the second one. Its prefix, its caches and its checkout are
+other directories; only adopted data is shared, which is read-only and named by its content, so that data which has
+changed gives its dependants another address.
+"""
+
+import contextlib
+import functools
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marin_core.errors import MarinCoreError, UsageError
+from marin_core.provenance import environments, objects
+from marin_core.reasons import read_record
+from marin_core.records import Origin, RunRecord, StepRecord, from_json, origin_of, to_json
+from marin_core.reproduction import certificates, checkouts
+from marin_core.reproduction.certificates import Certificate, Comparison, Side
+from marin_core.reproduction.differences import Output
+from marin_core.store import Store, open_store
+
+Tell = Callable[[str], None]
+_VALUED = ("only", "until", "force", "accept", "rebuild", "on-code-change", "prefix")
+_BARE = ("plan", "keep-going", "fail-fast", "json")
+
+
+def reproduce(
+    address: str,
+    *,
+    prefix: str | None = None,
+    repository: Path | None = None,
+    keep: Path | None = None,
+    tell: Tell = lambda _: None,
+) -> Certificate:
+    """Makes a committed step and its ancestors again in a clean checkout, and compares.
+
+    Args:
+        address: the step's address, or its name for the newest.
+        prefix: where it is recorded; default ``MARIN_PREFIX`` or ``./.marin``. The certificate is written there.
+        repository: the repository that holds the commit; default the one it was recorded in, or one around the working
+            directory or the prefix.
+        keep: a new directory for the checkout, its outputs and its log; default a temporary one.
+        tell: gets a line of what the script says while it runs.
+
+    Raises:
+        UsageError: it cannot be made again, with the reason: no such step, no repository, no commit, an input is gone.
+    """
+    store = open_store(prefix, unsafe_single_writer=True)
+    record = find_step(store, address)
+    origin, patch = _recorded(store, record)
+    near = [Path.cwd(), *([store.local] if store.local else [])]
+    found = checkouts.repository_of(origin, named=repository, near=near)
+    started = time.time()
+    with _scratch(keep) as scratch:
+        rebuilding = _Rebuilding(
+            store=store, record=record, origin=origin, repository=found, scratch=scratch, tell=tell
+        )
+        rebuilding.prepare(patch)
+        steps, explanation = rebuilding.compared()
+    certificate = Certificate(
+        address=record.address,
+        reproduced=all(s.reproduced is not False for s in steps) and not explanation,
+        explanation=explanation or _first_difference(steps),
+        made_at=started,
+        seconds=time.time() - started,
+        run_id=record.run_id,
+        commit=origin.commit,
+        patch=origin.patch or "",
+        lock=origin.lock,
+        command=tuple(rebuilding.command),
+        interpreter=rebuilding.interpreter.what,
+        notes=tuple(rebuilding.notes),
+        steps=tuple(steps),
+    )
+    key = certificate_key(certificate)
+    store.write(f"{key}.json", to_json(certificate).encode())
+    store.write(f"{key}.txt", f"{certificates.as_text(certificate)}\n".encode("utf-8", "backslashreplace"))
+    return certificate
+
+
+def certificate_key(certificate: Certificate) -> str:
+    """Where a certificate lies under the prefix, without ``.json`` or ``.txt``."""
+    when = time.strftime("%Y%m%d-%H%M%S", time.gmtime(certificate.made_at))
+    return f"{certificate.address}/reproductions/{when}-{certificate.made_at % 1 * 1e6:06.0f}"
+
+
+def find_step(store: Store, address: str) -> StepRecord:
+    """The committed record of a step, given by its address or by its name for the newest.
+
+    Raises:
+        UsageError: there is none.
+        CorruptRecordError: its record cannot be read.
+        NewerRecordError: its record is of a later version.
+    """
+    address = address.rstrip("/")
+    addresses = [address, *(f"{address}/{n}" for n in store.names(address) if n != "attempts")]
+    found = [read_record(store, a) for a in addresses]
+    records = [r for r in found if isinstance(r, StepRecord)]
+    if not records and (error := next((e for e in found if isinstance(e, MarinCoreError)), None)) is not None:
+        raise error
+    if not records:
+        raise UsageError(f"{address}: no committed step of this address or name under {store.url}")
+    return max(records, key=lambda r: r.committed_at)
+
+
+def _recorded(store: Store, record: StepRecord) -> tuple[Origin, bytes]:
+    """Origin and patch of a step, if it can be made again at all."""
+    origin, step = origin_of(record), f"step {record.address}"
+    if origin is None or not origin.script:
+        raise UsageError(f"{step} was made by no script, so there is none to run again")
+    if not origin.commit:
+        raise UsageError(
+            f"{step}: its script {origin.script} was in no commit of a repository; commit it and run again"
+        )
+    if origin.patch is None:
+        raise UsageError(f"{step}: its patch was not recorded ({'; '.join(origin.omitted)}); commit and run again")
+    patch = objects.get(store, origin.patch) if origin.patch else b""
+    if patch is None:
+        raise UsageError(f"{step}: its patch is gone from objects/{origin.patch}, or damaged")
+    return origin, patch
+
+
+@contextlib.contextmanager
+def _scratch(keep: Path | None) -> Generator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="marin-reproduce-", ignore_cleanup_errors=True) as directory:
+            yield Path(directory).resolve()
+        return
+    try:
+        keep.mkdir(parents=True)
+    except OSError as e:
+        raise UsageError(f"--keep {keep}: {e.strerror}; name a directory that does not exist yet") from e
+    yield keep.resolve()
+
+
+@dataclass(kw_only=True)
+class _Rebuilding:
+    """The second making of a step: checkout, Python and fresh prefix below one scratch directory."""
+
+    store: Store
+    record: StepRecord
+    origin: Origin
+    repository: Path
+    scratch: Path
+    tell: Tell
+    notes: list[str] = field(default_factory=list)
+    command: list[str] = field(default_factory=list)
+    interpreter: checkouts.Interpreter = field(init=False)
+    variables: dict[str, str] = field(init=False)
+
+    @property
+    def checkout(self) -> Path:
+        return self.scratch / "checkout"
+
+    @functools.cached_property
+    def fresh(self) -> Store:
+        return open_store(self.scratch / "prefix")
+
+    @functools.cached_property
+    def ancestry(self) -> dict[str, StepRecord | None]:
+        """Every step that runs, upstream first, and its record; None where that is gone."""
+        return _ancestry(self.store, self.record)
+
+    @functools.cached_property
+    def adopted(self) -> dict[str, str]:
+        """Address of adopted data -> where it lay."""
+        return {a: path for r in self.ancestry.values() if r is not None for a, path in r.adopted.items()}
+
+    def prepare(self, patch: bytes) -> None:
+        """Makes the checkout and the environment, and sees to the adopted data."""
+        origin = self.origin
+        self.tell(f"checking out {origin.commit[:12]} of {self.repository}")
+        checkouts.check_out(self.repository, origin, self.checkout, patch=patch)
+        lock = objects.get(self.store, origin.lock) if origin.lock else None
+        restored = checkouts.restore_lock(self.checkout, origin, lock)
+        self.notes += [restored] if restored else []
+        self.notes += [f"the patch lacks {what}" for what in origin.omitted]
+        self.notes += ["submodules are not checked out"] if (self.checkout / ".gitmodules").exists() else []
+        if not (self.checkout / origin.script).is_file():
+            raise UsageError(f"{origin.script} is neither in commit {origin.commit[:12]} nor in the recorded patch")
+        for path in self.adopted.values():
+            checkouts.bring_data(self.checkout, origin, self.repository, path)
+        python = _machine(self.store, origin).get("python", "")
+        self.tell("making the environment")
+        self.interpreter = checkouts.make_interpreter(self.checkout, origin, python=python, log=self.scratch / "uv.txt")
+        self.variables = checkouts.environment_for_run(
+            self.checkout, self.repository, self.interpreter, scratch=self.scratch
+        )
+
+    def compared(self) -> tuple[list[Comparison], str]:
+        """Runs the script and compares. Also a sentence, if the steps do not say what went differently."""
+        moved = self._moved()
+        if moved:
+            return [], moved
+        code, last = self._run("--until", self.record.address)
+        steps: list[Comparison] = []
+        first: dict[str, str] = {}
+        for address, record in self.ancestry.items():
+            step = self._step(address, record, first)
+            if step.reproduced is False:
+                first[address] = next((first[u] for u in record.upstream if u in first), address) if record else address
+            steps.append(step)
+        if all(s.reproduced is None for s in steps[-1:]) or (code and all(s.reproduced for s in steps)):
+            raise UsageError(f"{self.origin.script} did not make {self.record.address} (exit code {code}): {last}")
+        return steps, ""
+
+    def _step(self, address: str, old: StepRecord | None, first: dict[str, str]) -> Comparison:
+        new = read_record(self.fresh, address)
+        if old is None:
+            return Comparison(address=address, reproduced=None, explanation="its record is gone")
+        if isinstance(new, StepRecord):
+            return certificates.compare(_side(self.store, old), _side(self.fresh, new), first=first)
+        runs = [n for n in self.fresh.names("runs") if n.endswith(".json")]
+        if not runs:
+            return Comparison(address=address, reproduced=None, explanation="the run did not begin")
+        run = from_json(RunRecord, self.fresh.read(f"runs/{runs[-1]}") or b"", where=f"runs/{runs[-1]}")
+        node = next((n for n in run.nodes if n.address == address), None)
+        if node is None:
+            return Comparison(address=address, reproduced=None, explanation="it is no part of the run")
+        return certificates.failed(address, node.failure, node.reason)
+
+    def _moved(self) -> str:
+        """Why the script, as it is here, does not make this address at all; empty if it does."""
+        planned = {p["address"]: p for p in self._plan()}
+        if self.record.address in planned:
+            return ""
+        wanted = [*self.adopted, *self.ancestry]
+        for address in (a for a in wanted if a not in planned):
+            name = address.rpartition("/")[0]
+            others = [a for a in planned if a.rpartition("/")[0] == name and a not in wanted]
+            now = f"the script makes {' and '.join(others[:3])} instead" if others else "the script has no such step"
+            if address in self.adopted:
+                return f"input {address} differs: {self.adopted[address]} is not what was adopted; {now}"
+            reason = f" ({planned[others[0]]['reason']})" if others else ""
+            return f"the recipe of {address} differs: {now}{reason}"
+        return f"{self.record.address} does not come out"
+
+    def _plan(self) -> list[dict[str, Any]]:
+        """The script's plan against the original prefix, so that its reasons name what differs; a plan only reads."""
+        command = self._command("--plan", "--json", "--prefix", self.store.url)
+        done = subprocess.run(
+            command, cwd=self._directory(), env=self.variables, capture_output=True, text=True, check=False
+        )
+        start = done.stdout.find("[\n")
+        try:
+            return json.loads(done.stdout[max(start, 0) :])
+        except ValueError:
+            said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise UsageError(f"{self.origin.script} cannot be planned in the clean checkout: {said[0]}") from None
+
+    def _run(self, *flags: str) -> tuple[int, str]:
+        """Runs the script; exit code and the last line it said."""
+        self.command = self._command(*flags, "--prefix", str(self.scratch / "prefix"))
+        last = ""
+        with (
+            (self.scratch / "log.txt").open("w", encoding="utf-8") as log,
+            subprocess.Popen(
+                self.command,
+                cwd=self._directory(),
+                env=self.variables,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            ) as process,
+        ):
+            for line in process.stdout or ():
+                log.write(line)
+                last = line.strip() or last
+                self.tell(line.rstrip("\n"))
+        return process.returncode, last
+
+    def _command(self, *flags: str) -> list[str]:
+        kept = [*build_flags(self.origin.flags), *flags]
+        return checkouts.command_for(self.origin, self.interpreter, self.checkout, kept)
+
+    def _directory(self) -> Path:
+        """The recorded working directory: its counterpart in the checkout, or the same one outside of it."""
+        directory = self.checkout / self.origin.directory
+        if self.checkout in (directory, *directory.parents):
+            directory.mkdir(parents=True, exist_ok=True)
+        return directory if directory.is_dir() else self.checkout
+
+
+def build_flags(flags: Sequence[str]) -> Iterator[str]:
+    """The flags of a script without those of the runner that choose what to run and where."""
+    rest = iter(flags)
+    for flag in rest:
+        name, equals, _ = flag.removeprefix("--").replace("_", "-").partition("=")
+        if flag.startswith("--") and name in _VALUED:
+            if not equals:
+                next(rest, None)
+        elif not (flag.startswith("--") and name in _BARE):
+            yield flag
+
+
+def _ancestry(store: Store, record: StepRecord) -> dict[str, StepRecord | None]:
+    """The steps that a step was made from and the step itself, upstream first; adopted data is none."""
+    order: dict[str, StepRecord | None] = {}
+    stack: list[tuple[str, StepRecord | None, Iterator[str]]] = [(record.address, record, _made(record))]
+    seen = {record.address}
+    while stack:
+        address, found, upstream = stack[-1]
+        following = next((u for u in upstream if u not in seen), None)
+        if following is None:
+            order[address] = found
+            stack.pop()
+            continue
+        seen.add(following)
+        read = read_record(store, following)
+        below = read if isinstance(read, StepRecord) else None
+        stack.append((following, below, _made(below) if below else iter(())))
+    return order
+
+
+def _made(record: StepRecord) -> Iterator[str]:
+    return (a for a in record.upstream if a not in record.adopted)
+
+
+def _side(store: Store, record: StepRecord) -> Side:
+    directory = store.local / f"{record.address}/attempts/{record.attempt}/out" if store.local else None
+    return Side(
+        record=record,
+        output=Output(files=record.files, prefix=store.url, directory=directory),
+        environment=environments.read(store, record.digests.environment),
+        machine=_machine(store, origin_of(record)),
+    )
+
+
+def _machine(store: Store, origin: Origin | None) -> dict[str, Any]:
+    data = objects.get(store, origin.machine) if origin and origin.machine else None
+    return json.loads(data) if data else {}
+
+
+def _first_difference(steps: Sequence[Comparison]) -> str:
+    found = next((s for s in steps if s.reproduced is False), None)
+    return f"the first to differ is {found.address}: {found.explanation}" if found else ""
