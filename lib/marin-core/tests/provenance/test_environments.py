@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from marin_core import lower, run
+from marin_core import graph, lower, run
 from marin_core.provenance import environments
 from marin_core.provenance.environments import changes, installed_packages, listed, locked_packages, package_changes
 from marin_core.records import EnvironmentRecord
@@ -37,6 +37,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def forget() -> None:
         environments._environment_digest.cache_clear()
         environments.record_of.cache_clear()
+        graph._environment.cache_clear()
 
     forget()
     return forget
