@@ -13,13 +13,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from marin_core.errors import CorruptRecordError, MissingOutputError, NewerRecordError
 from marin_core.records import committed
 from marin_core.store import Store, open_store
 from marin_core.store.manifests import sha256_of
+from marin_core.threads import DaemonExecutor
 
 _DOWNLOADS = 16
 _Expected = tuple[int, str | None]
@@ -44,7 +44,7 @@ def fetch(url: str, *, cache: str = "") -> Path:
             files, partial = _files(store, key), target.with_suffix(".partial")
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
-            with ThreadPoolExecutor(_DOWNLOADS, thread_name_prefix="marin-fetch") as pool:
+            with DaemonExecutor(_DOWNLOADS, name="marin-fetch") as pool:
                 list(pool.map(lambda name: _fetch_one(store, key, name, files[name], partial), files))
             partial.rename(target)
     return target

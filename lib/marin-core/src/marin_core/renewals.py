@@ -14,7 +14,7 @@ Renewals run on threads of their own, so that a store that does not answer holds
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from marin_core import leases
 from marin_core.errors import LeaseLostError, MarinCoreError
 from marin_core.leases import Holding
 from marin_core.store import Store
+from marin_core.threads import DaemonExecutor
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def kept(
 ) -> Generator[None]:
     """Keeps leases from a thread as long as the context lasts; see `Keeper`."""
     over = threading.Event()
-    renewers = ThreadPoolExecutor(_THREADS, thread_name_prefix="marin-renew")
+    renewers = DaemonExecutor(_THREADS, name="marin-renew")
     keeper = Keeper(store, held, lost=lost, term=term, executor=renewers)
 
     def watch() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from marin_core import StepRunner, lower, run
+from marin_core.launchers import Job
 from marin_core.launchers.process import ProcessLauncher
 
 FLOW = """
@@ -272,3 +273,11 @@ def test_a_run_in_a_thread_of_a_process_without_standard_streams(tmp_path: Path)
     with os.fdopen(read_end) as answer:
         assert answer.read() == "[[True, 1], [True, 1]]"
     assert process.wait() == 0
+
+
+def test_a_body_that_could_not_be_started_is_not_waited_for(tmp_path: Path) -> None:
+    with ProcessLauncher() as launcher:
+        job = Job(name="a", request=str(tmp_path / "request"), log=str(tmp_path / "log"), python="/nowhere/python")
+        with pytest.raises(FileNotFoundError):
+            launcher.launch(job, notify=lambda _: None)
+        assert launcher.poll("a") is None

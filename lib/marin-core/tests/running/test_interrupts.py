@@ -10,9 +10,15 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+from marin_core import run
+from marin_core.errors import RunInterrupted
+from marin_core.records import NodeRecord
+from marin_core.running.ledger import Silence
 
 SCRIPT = textwrap.dedent(
     """
@@ -42,6 +48,10 @@ SCRIPT = textwrap.dedent(
             signal.signal(signal.SIGTERM, asked)
         (out / "a.txt").write_text("a")
         note("body")
+        if does == "hashes":
+            (out / "large").touch()
+            os.truncate(out / "large", 1 << 40)  # nothing on disk, and hours of hashing
+            return "done"
         if does == "computes":
             re.match("(a+)+$", "a" * 64 + "b")  # in C, for longer than anybody lives
         while not (does == "returns" and returning) and not (HERE / "gate").exists():
@@ -156,6 +166,20 @@ def test_a_second_signal_kills_at_once(job: Run) -> None:
     job.cancelled(signal.SIGINT)
 
 
+def test_a_run_waits_for_no_hash_of_what_it_will_not_commit(job: Run) -> None:
+    job.start("--does", "hashes")
+
+    def opened() -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            files = Path(f"/proc/{job.driver.pid}/fd").iterdir()
+            return any(file.readlink().match("out/large") for file in files)
+        return False
+
+    until(opened)
+    job.driver.send_signal(signal.SIGINT)
+    job.cancelled(signal.SIGINT)
+
+
 def test_a_body_that_succeeds_as_it_is_asked_to_end_does_not_count(job: Run) -> None:
     job.start("--does", "returns")
     job.driver.send_signal(signal.SIGINT)
@@ -167,6 +191,33 @@ def test_an_inline_body_that_swallows_the_interrupt_does_not_count(job: Run) -> 
     job.start("--does", "swallows", "--launcher", "inline")
     job.driver.send_signal(signal.SIGINT)
     job.cancelled(signal.SIGINT)
+
+
+def test_no_inline_body_starts_after_a_signal_that_came_between_two(
+    module: Callable[[str], ModuleType], prefix: str
+) -> None:
+    flow = module("""
+        from marin_core import Out, step
+
+        @step
+        def first() -> int:
+            return 1
+
+        @step
+        def second(out: Out, number: int) -> None:
+            (out / "started").touch()
+    """)
+
+    class Signals(Silence):
+        def changed(self, node: NodeRecord) -> None:
+            if (node.name, node.outcome) == ("first", "succeeded"):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(RunInterrupted):
+        run(flow.second(flow.first()), prefix=prefix, launcher="inline", observer=Signals())
+    assert not (Path(prefix) / "second").exists()
+    (record,) = map(json.loads, (p.read_text() for p in (Path(prefix) / "runs").glob("*.json")))
+    assert [n["outcome"] for n in record["nodes"]] == ["succeeded", "cancelled"]
 
 
 def test_a_signal_that_was_to_be_ignored_is_ignored(job: Run) -> None:

@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 from marin_core import RunReport, run
+from marin_core.errors import UsageError
 from marin_core.launchers import Job, JobStatus
 from marin_core.launchers.process import ProcessLauncher
 
@@ -159,6 +160,30 @@ def test_a_body_of_other_code_is_cancelled_and_not_adopted(runs: Runs) -> None:
     assert [name.rsplit("/", 1)[1].split("@")[0] for name in runs.launcher.cancelled] == ["1"]
     runs.finish()
     assert json.loads(runs.file("step.json").read_text())["attempt"] == 2
+
+
+def test_a_body_that_could_not_be_ended_is_left_to_whoever_comes_next(runs: Runs) -> None:
+    real = runs.launcher.launch
+
+    def launch(job: Job, *, notify: Callable[[str], None]) -> None:
+        if job.name.startswith("late/"):
+            until(lambda: runs.bodies() == 1)
+            raise UsageError("no cluster answers")
+        real(job, notify=notify)
+
+    runs.launcher.launch = launch  # type: ignore[method-assign]
+    with pytest.raises(UsageError, match="no cluster answers"):
+        run(runs.flow.slow(), runs.flow.slow(name="late"), prefix=runs.prefix, launcher=runs.launcher)
+    assert runs.attempt()["state"] == "running"
+    lease = json.loads(runs.file("lease.json").read_text())
+    assert lease["held"]
+    late = next(Path(runs.prefix).glob("late/*/lease.json"))
+    assert not json.loads(late.read_text())["held"]
+    runs.seem_dead()
+    runs.start()
+    runs.finish()
+    assert runs.reports[0].ok
+    assert runs.bodies() == 1
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])

@@ -69,13 +69,15 @@ class Lab:
     def __init__(self, directory: Path, prefix: str) -> None:
         self.directory, self.prefix = directory, prefix
         (directory / "job.py").write_text(SCRIPT)
+        self.staging = directory / "staging"
+        self.staging.mkdir()
         self.drivers: list[subprocess.Popen[str]] = []
 
     def start(self, *flags: str) -> subprocess.Popen[str]:
         driver = subprocess.Popen(
             [sys.executable, str(self.directory / "job.py"), *flags],
             cwd=self.directory,
-            env=os.environ | {"PREFIX": self.prefix},
+            env=os.environ | {"PREFIX": self.prefix, "TMPDIR": str(self.staging)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -125,7 +127,7 @@ def test_a_script_runs_on_s3_and_a_rerun_does_nothing(
     assert b"made part" in (store.read(f"{part}/attempts/1/log.txt") or b"")
     attempt = json.loads(store.read(f"{part}/attempts/1/attempt.json") or b"")
     assert (attempt["state"], attempt["log"]) == ("succeeded", f"{part}/attempts/1/log.txt")
-    assert not [p for p in Path("/tmp").glob("marin-attempt-*") if (p / "out/all.txt").exists()]
+    assert list(lab.staging.glob("marin-*")) == []
 
     assert marin(["verify", "--deep", "--prefix", lab.prefix]) == 0
     assert "3 steps checked, 0 damaged" in capsys.readouterr().out
@@ -187,7 +189,7 @@ def test_a_commit_of_unknown_outcome_keeps_its_lease_so_that_it_is_fenced_off(
     """)
     monkeypatch.setattr(objects, "_PATIENCE", 0.3)
     s3.fail("PUT", "/step.json", n=1000)
-    report = run(flow.one(), prefix=s3_prefix, launcher="inline")
+    report = run(flow.one(), prefix=s3_prefix)
     failure = report.record.nodes[0].failure
     assert failure is not None
     assert (failure.type, report.exit_code) == ("UnsettledError", 2)
@@ -195,6 +197,7 @@ def test_a_commit_of_unknown_outcome_keeps_its_lease_so_that_it_is_fenced_off(
     lease = leases.read(store, address)
     assert lease is not None
     assert lease.held
+    assert lease.body is None, "that process may run another step by the time the lease is overtaken"
     s3.faults.clear()
     now = [0.0]
     witness = leases.Witness(clock=lambda: now[0])
@@ -212,13 +215,45 @@ def test_a_commit_of_unknown_outcome_keeps_its_lease_so_that_it_is_fenced_off(
     assert marin(["verify", "--prefix", s3_prefix]) == 0
 
 
-def test_a_remote_work_is_refused(module: Callable[[str], Any], s3_prefix: str) -> None:
+def test_an_output_is_uploaded_while_other_steps_go_on(
+    module: Callable[[str], Any], s3_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = module("""
+        from marin_core import Out, step
+
+        @step
+        def large(out: Out) -> None:
+            (out / "a.txt").write_text("a")
+
+        @step
+        def after(*, n: int, first: object) -> int:
+            return n
+    """)
+    real = objects.ObjectStore.put_file
+
+    def put_file(store: objects.ObjectStore, source: Path, key: str) -> None:
+        if key.endswith("out/a.txt"):
+            until(lambda: [k for k in store.find("step.json") if k.startswith("after")])
+        real(store, source, key)
+
+    monkeypatch.setattr(objects.ObjectStore, "put_file", put_file)
+    report = run(flow.large(), flow.after(n=2, first=flow.after(n=1, first=None)), prefix=s3_prefix)
+    assert len(report.executed) == 3
+
+
+def test_a_remote_work_is_refused_before_anything_runs(module: Callable[[str], Any], s3_prefix: str) -> None:
     flow = module("""
         from marin_core import Work, step
 
         @step
-        def train(work: Work) -> int:
+        def first() -> int:
+            return 1
+
+        @step
+        def train(work: Work, x: int) -> int:
             return 1
     """)
-    with pytest.raises(UsageError, match="Work needs a local prefix"):
-        StepRunner(s3_prefix, launcher="inline").run(lower(flow.train()))
+    message = "step train: Work is a directory .* choose a prefix on a file system"
+    with pytest.raises(UsageError, match=message):
+        StepRunner(s3_prefix, launcher="inline").run(lower(flow.train(flow.first())))
+    assert open_store(s3_prefix).tree("") == {}

@@ -67,7 +67,8 @@ class JobStatus:
     running: bool
     exit_code: int | None = None
     pid: int | None = None
-    """Process group on this host, where there is one."""
+    """Process group on this host, where there is one that dies with its driver: whoever takes the step over kills it.
+    A body that is to be adopted has none."""
     failure: Failure | None = None
     """Why the launcher could not run the body, or not bring home what it left."""
     uploaded: bool = False

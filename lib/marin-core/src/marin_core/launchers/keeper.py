@@ -10,6 +10,7 @@ been asleep, cannot cancel the body any more.
 """
 
 import asyncio
+import shutil
 import sys
 import threading
 from concurrent.futures import Future
@@ -53,8 +54,9 @@ class Keeper:
         self._end: Future[End] = Future()
         self._launcher = ProcessLauncher()
         self._job = replace(job, python=job.python if Path(job.python).exists() else sys.executable, shareable=False)
+        self._staged = False
         try:
-            _place(self._job, request)
+            self._staged = _place(self._job, request)
             self._launcher.launch(self._job, notify=self._note_end)
         except Exception as e:
             self._settle(End(failure=_failure(e)))
@@ -91,18 +93,20 @@ class Keeper:
     def _settle(self, end: End) -> None:
         import ray
 
+        if self._staged and end.failure is None:  # what counts is under the prefix by now
+            shutil.rmtree(Path(self._job.request).parent, ignore_errors=True)
         self._end.set_result(end)
         leave = threading.Timer(_LINGER, ray.kill, args=(self._itself,))
         leave.daemon = True
         leave.start()
 
 
-def _place(job: Job, request: bytes) -> None:
+def _place(job: Job, request: bytes) -> bool:
     """Makes sure that the attempt's directory is here: on a shared file system it is; for a remote prefix it only
-    stages files, and is made again at the same path, which the request names."""
+    stages files, and is made again at the same path, which the request names. Returns whether it was made here."""
     path = Path(job.request)
     if path.exists() and path.read_bytes() == request:
-        return
+        return False
     if "://" not in job.prefix:
         import socket
 
@@ -112,6 +116,7 @@ def _place(job: Job, request: bytes) -> None:
         )
     (path.parent / "out").mkdir(parents=True, exist_ok=True)
     path.write_bytes(request)
+    return True
 
 
 def _failure(e: Exception) -> Failure:

@@ -89,7 +89,11 @@ class ProcessLauncher:
             # Whatever is idle now was made for other circumstances; one of them ends for each that is started.
             for other in idle[:1]:
                 self._end(other)
-            self._start(job, body, key)
+            try:
+                self._start(job, body, key)
+            except BaseException:
+                del self._bodies[job.name]
+                raise
 
     def _start(self, job: Job, body: _Body, key: Any) -> None:
         ours, theirs = socket.socketpair() if key is not None else (None, None)

@@ -230,15 +230,18 @@ class RayLauncher:
 def _cluster(given: str | None) -> str | None:
     """The address to join: the given one, or ``auto`` for a cluster of this machine; None if there is none.
 
-    Ray itself tries for minutes to join a cluster that is gone, as one whose address a crash has left on disk.
+    Ray itself tries for minutes to join a cluster that is gone, as one whose address a crash has left on disk. What
+    ``auto`` stands for only a private function tells; a Ray without it is asked to join on trust.
 
     Raises:
         UsageError: nothing answers at the given address.
     """
     if given == "local":
         return given
-    from ray._private.services import get_ray_address_from_environment  # what ray.init makes of "auto"
-
+    try:
+        from ray._private.services import get_ray_address_from_environment
+    except ImportError:
+        return given
     try:
         address = get_ray_address_from_environment(given or "auto", None) or ""
         place = urlsplit(address if "://" in address else f"//{address}")

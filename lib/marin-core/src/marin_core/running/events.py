@@ -1,9 +1,10 @@
 """Events of a run: what other threads and signals tell its loop, and what is due at a moment of its own.
 
-One queue, so that what is told in one order is handled in that order; and one wait, which ends at an event, at the
-next moment that is due, or after a period. A loop that waits here uses no processor and needs no sleep.
+One queue, so that what is told in one order is handled in that order; and one wait, which ends at an event or at the
+next moment that is due. A loop that waits here uses no processor and needs no sleep.
 """
 
+import contextlib
 import heapq
 import itertools
 import queue
@@ -30,21 +31,15 @@ class Events:
         """Whether nothing was told that has not been handled."""
         return self._told.empty()
 
-    def later(self, seconds: float, kind: str, subject: Any) -> None:
+    def later(self, seconds: float, kind: str, subject: Any = None) -> None:
         """An event of its own in so many seconds; for the loop's thread alone."""
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._count), (kind, subject, None)))
 
-    def next(self, *, period: float | None = None) -> Event | None:
-        """Waits for the next event; None when there is none within ``period`` seconds."""
-        end = None if period is None else time.monotonic() + period
+    def next(self) -> Event:
+        """Waits for the next event. What is due comes before what was told, however much that is."""
         while True:
-            now = time.monotonic()
-            if self._due and self._due[0][0] <= now:
+            left = self._due[0][0] - time.monotonic() if self._due else None
+            if left is not None and left <= 0:
                 return heapq.heappop(self._due)[2]
-            if end is not None and end <= now:
-                return None
-            ends = [moment for moment in (end, self._due[0][0] if self._due else None) if moment is not None]
-            try:
-                return self._told.get(timeout=min(ends) - now if ends else None)
-            except queue.Empty:
-                continue
+            with contextlib.suppress(queue.Empty):
+                return self._told.get(timeout=left)

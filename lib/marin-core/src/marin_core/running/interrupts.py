@@ -33,8 +33,7 @@ class Interrupts:
 
     def __init__(self, *, note: Callable[[int], None], kill: Callable[[], None]) -> None:
         self.number: int | None = None
-        self.raising = False
-        """Whether a body runs in the main thread itself, which a signal therefore leaves by `RunInterrupted`."""
+        self._raising = False
         self._note, self._kill = note, kill
 
     @contextmanager
@@ -53,13 +52,25 @@ class Interrupts:
             for s in mine:
                 signal.signal(s, before[s])
 
+    @contextmanager
+    def raised(self) -> Generator[None]:
+        """While a body runs in the main thread itself, a signal leaves it by `RunInterrupted`, as does one that came
+        before; otherwise nobody would take it up until the body has ended."""
+        self._raising = True
+        try:
+            if self.number is not None:
+                raise RunInterrupted(self.number)
+            yield
+        finally:
+            self._raising = False
+
     def _handle(self, number: int, _frame: object) -> None:
         again, self.number = self.number is not None, self.number or number
         if again:
             threading.Thread(target=self._kill, daemon=True).start()
         else:
             self._note(number)
-        if self.raising:
+        if self._raising:
             raise RunInterrupted(number)
 
 

@@ -6,6 +6,7 @@ the record of a large graph never takes more than a small share of the run.
 """
 
 import dataclasses
+import hashlib
 import os
 import secrets
 import sys
@@ -21,11 +22,15 @@ from marin_core.processes import Process, this_host
 from marin_core.provenance import environments, facts
 from marin_core.reasons import Planned
 from marin_core.records import Digests, NodeRecord, Origin, RunRecord, StepRecord, finite, to_json
-from marin_core.steps import Step
+from marin_core.steps import Step, find_steps
 from marin_core.store import Store
 
 _LEAST_PERIOD = 0.5
 """Least seconds between two writes of a changing record; an expensive write is followed by ten times its own cost."""
+_MOST_ITEMS = 32
+"""Items of a list, without steps among them, up to which a run's record has them all; see `reasons.flatten`."""
+_LONGEST_TEXT, _LONGEST_WORD = 2000, 200
+"""Characters of a text up to which it has all of it, and how many of a longer one."""
 
 
 class Observer(Protocol):
@@ -220,9 +225,12 @@ def planned_node(node: Node, graph: Graph, planned: Planned) -> NodeRecord:
 
 
 def _shown(value: Any, of_step: Callable[[Step], Any]) -> Any:
-    """A literal argument as JSON for people to read."""
+    """A literal argument as JSON for people to read. What is long is told by its size and digest; `StepRecord.recipe`
+    has what identity needs."""
     if isinstance(value, Step):
         return of_step(value)
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return f"{value[:_LONGEST_WORD]}… ({len(value)} characters, sha256 {_sha256(value)})"
     if value is None or type(value) in (bool, int, str):
         return value
     if isinstance(value, float):
@@ -230,10 +238,18 @@ def _shown(value: Any, of_step: Callable[[Step], Any]) -> Any:
     if isinstance(value, dict):
         return {str(k): _shown(v, of_step) for k, v in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_shown(v, of_step) for v in value]
+        shown = [_shown(v, of_step) for v in value]
+        if isinstance(value, set | frozenset):
+            shown.sort(key=repr)
+        is_long = len(shown) > _MOST_ITEMS and next(find_steps(value), None) is None
+        return f"{len(shown)} items, sha256 {_sha256(repr(shown))}" if is_long else shown
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _shown(getattr(value, f.name), of_step) for f in dataclasses.fields(value)}
-    return getattr(value, "__qualname__", None) or str(value)
+    return getattr(value, "__qualname__", None) or _shown(str(value), of_step)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def _relative(script: str) -> str:

@@ -1,30 +1,23 @@
-"""The event loop of one run: it decides on nodes as they become ready, starts bodies, and commits what they made.
+"""The event loop of one run: it starts the bodies of nodes that have to run, and commits what they made.
 
 One thread owns all state and waits for events: a body ended, its output is hashed, a lease was lost, a signal came.
-Nothing on a step's path is polled: what is to happen later (another try, the end of a body's time) is a moment that
-the wait for the next event ends at. A node is ready when its last upstream step is settled; it is decided on afresh
-then, because only now its inputs are known, so an upstream step that came out the same rebuilds nothing below it
-(early cutoff). `Slots` says which of the ready nodes start.
+Nothing on a step's path is polled: what is to happen later (another try, the end of a body's time, a look at another
+runner's lease) is a moment that the wait for the next event ends at. `Decisions` says what is to be done with a node,
+`Slots` which of those that are to run may start, and `Bodies` what becomes of those that have.
 
 After a failure, unless the run keeps going, nothing new starts; bodies that run go on and are committed, because what
 they have done is as good as it was.
 
 Invariant: an output becomes visible by one conditional write, in this thread, under a lease that is still ours.
-Signals are events too, and nothing is committed after one has come; see `interrupts`.
+Signals are events too, and nothing starts or is committed after one has come; see `interrupts`.
 """
 
 import logging
 import shutil
-import tempfile
-import threading
 import time
-from collections import deque
-from contextlib import AbstractContextManager
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
-from marin_core import faults, leases, reasons, renewals
+from marin_core import faults, leases
 from marin_core.collection.removal import await_collection, last_collection
 from marin_core.errors import (
     LeaseLostError,
@@ -36,32 +29,33 @@ from marin_core.errors import (
     UsageError,
 )
 from marin_core.graph import Graph, Node
-from marin_core.handles import Input
-from marin_core.launchers import JobStatus, Launcher
-from marin_core.processes import Process, kill_group
+from marin_core.launchers import Launcher
 from marin_core.quantities import format_seconds
-from marin_core.reasons import Options
-from marin_core.records import Decision, Failure, RunRecord, StepRecord
+from marin_core.reasons import Options, matches
+from marin_core.records import Decision, Failure, RunRecord
 from marin_core.retries import retry_of
-from marin_core.running import attempts, interrupts, succession
+from marin_core.running import attempts, beginning, interrupts, succession
 from marin_core.running.attempts import Attempt, Ended
-from marin_core.running.events import Event, Events
+from marin_core.running.bodies import Bodies
+from marin_core.running.decisions import Decisions
+from marin_core.running.events import Events
 from marin_core.running.interrupts import Interrupts
 from marin_core.running.ledger import Ledger, Observer
 from marin_core.running.slots import Capacity, Slots
-from marin_core.steps import Step, typed_value
+from marin_core.running.succession import Succession
 from marin_core.store import Store
 
 log = logging.getLogger(__name__)
 
-_CONTESTED_EVERY, _CONTESTED_EVERY_REMOTE = 0.1, 1.0
-"""Seconds between looks at a lease that another runner holds."""
-_POLL_EVERY = 1.0
-"""Seconds between polls of running jobs, for launchers that may not notify."""
+_LOOK_EVERY, _LOOK_EVERY_REMOTE = 0.1, 1.0
+"""Seconds between looks at leases that other runners hold."""
+_ASK_EVERY = 1.0
+"""Seconds between looks at running jobs, for launchers that may not notify."""
+_Stopping = Literal["failed", "refused", "cancelled"]
 
 
 class Loop:
-    """The state of one run. Every method but the last few belongs to the thread that calls `run`.
+    """The state of one run.
 
     Args:
         graph: what to bring up to date, already restricted to what is wanted.
@@ -87,58 +81,47 @@ class Loop:
         lease_seconds: float = leases.TERM,
     ) -> None:
         self.graph, self.store, self.launcher, self.options = graph, store, launcher, options
-        self.blocking = getattr(launcher, "blocking", False)
-        self.mute = not getattr(launcher, "notifies", False)
         self.keep_going = keep_going
         self.lease_seconds = lease_seconds
         self.ledger = Ledger(store=store, graph=graph, observer=observer)
         self.events = Events()
-        self.stopping: Literal["failed", "refused", "cancelled"] | None = None
+        self.stopping: _Stopping | None = None
         self.interrupts = Interrupts(
-            note=lambda number: self.events.put("signal", number),
-            kill=lambda: interrupts.end_all(launcher, tuple(self.running), grace=0),
+            note=lambda number: self.events.put("signal", number), kill=lambda: self.bodies.end(grace=0)
         )
-        # What is known of nodes: the committed record, the output digest (None: no usable output), unsettled inputs.
-        self.planned: dict[str, reasons.Planned] = {}
-        self.found: dict[str, Any] = {}
-        self.outputs: dict[str, str | None] = {}
-        self.unfinished = {a: set(n.upstream) for a, n in graph.nodes.items()}
-        self.dependants = graph.dependants()
+        self.decisions = Decisions(graph, store, options)
         self.priority = graph.priorities()
-        # Where nodes are: to be decided, waiting for slots, waiting for another runner, waiting for another try after
-        # a failure, running (by job name).
-        self.open: deque[str] = deque(a for a in graph.nodes if not self.unfinished[a])
+        # Where nodes are that have to run: in line for slots, waiting for another runner, waiting for another try after
+        # a failure, running.
         self.slots = Slots(capacity)
-        self.contested: dict[str, str] = {}
+        self.contested: set[str] = set()
         self.resting: dict[str, Failure] = {}
-        self.running: dict[str, Attempt] = {}
-        self.examining: set[str] = set()
-        self.overtime: set[str] = set()
+        self.bodies = Bodies(store, launcher, events=self.events, interrupts=self.interrupts)
         self.tries: dict[str, int] = {}
         self.witness = leases.Witness()
-        self.history = reasons.History(store)
+        self._looking = False
 
     def run(self) -> RunRecord:
         """Runs to the end and returns the record.
 
         Raises:
             PrefixError: the prefix cannot be written.
-            UsageError: a step that has to run asks for accelerators that are not here; nothing ran.
+            UsageError: a step that has to run asks for what is not here, as accelerators; nothing ran.
             RunInterrupted: a signal came; the bodies are stopped and the record is written.
         """
         self.store.check_writable()
         seen = last_collection(self.store)
-        planned = self._plan()
+        planned = self.decisions.plan()
         for node in (self.graph.nodes[p.address] for p in planned if p.decision == "run"):
-            self.slots.enter(node)
+            self._check(node)
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
-        with self.interrupts.caught(), self._leases_kept():
+        with self.interrupts.caught(), self.bodies.leases_kept(term=self.lease_seconds):
             try:
                 said, signalled = self.ledger.observer.said, lambda: not self.events.empty()
                 if await_collection(self.store, said=said, interrupted=signalled) != seen:
-                    self._plan()  # what the first one saw may be gone
+                    self.decisions.plan()  # what the first one saw may be gone
                 self._loop()
             except BaseException as e:
                 level = logging.DEBUG if isinstance(e, PrefixError) else logging.WARNING  # which says it all itself
@@ -151,86 +134,65 @@ class Loop:
             raise RunInterrupted(self.interrupts.number)
         return record
 
-    def _plan(self) -> tuple[reasons.Planned, ...]:
-        self.history = reasons.History(self.store)
-        planned = reasons.plan(self.graph, self.store, options=self.options, history=self.history)
-        self.planned = {p.address: p for p in planned}
-        self.found = {p.address: p.record for p in planned}
-        return planned
-
     def _loop(self) -> None:
+        if self.bodies.silent:
+            self.events.later(_ASK_EVERY, "ask")
         while True:
-            while self.open and self.stopping is None:
-                self._decide(self.open.popleft())
-            self._start_what_fits()
-            if self.open and self.stopping is None:
+            while self.decisions.ready and self.stopping is None:
+                self._decide(self.decisions.ready.popleft())
+            while self._may_start() and (address := self.slots.pop()) is not None:
+                self._start(address)
+            if self.decisions.ready and self.stopping is None:
                 continue
             waiting = self.stopping is None and (self.contested or self.slots or self.resting)
-            if self.stopping == "cancelled" or not (self.running or waiting):
+            if self.stopping == "cancelled" or not (self.bodies.running or waiting):
                 return
-            self._handle(*self._next_event())
-
-    def _next_event(self) -> Event:
-        """The next event. It looks around by itself only for another runner's lease or a launcher that may be mute."""
-        contested = bool(self.contested) and self.stopping is None
-        look = _CONTESTED_EVERY if self.store.local else _CONTESTED_EVERY_REMOTE
-        while True:
-            event = self.events.next(period=look if contested else _POLL_EVERY if self.mute else None)
-            if event is not None or contested:
-                return event or ("look", None, None)
-            for name in self.running:
-                self.events.put("ended", name)
+            self._handle(*self.events.next())
 
     def _handle(self, kind: str, subject: Any, detail: Any) -> None:
         if kind == "signal":
             self.stopping = "cancelled"
+        elif kind == "look":
+            self._look()
+        elif kind == "ask":
+            self.bodies.ask()
+            self.events.later(_ASK_EVERY, "ask")
         elif kind == "rested":
             if self.resting.pop(subject, None) is not None:
                 self._line_up(self.graph.nodes[subject])
-        elif subject in self.running:
-            handlers = {"ended": self._ended, "examined": self._examined, "lost": self._lost, "late": self._late}
-            handlers[kind](subject, detail)
+        elif subject not in self.bodies.running:
+            return  # told of an attempt that is over
+        elif kind == "late":
+            self.bodies.late(subject)
+        elif kind == "lost":
+            self.bodies.lost(subject)
+            self._failed(self._retire(subject), attempts.failure_of(detail))
+        elif kind == "examined":
+            self._examined(subject, detail)
+        elif kind == "ended" and (ended := self.bodies.ended(subject, detail)) is not None:
+            self._examined(subject, ended)
 
     # Deciding
 
-    def _decide(self, address: str) -> None:
+    def _decide(self, node: Node) -> None:
         """Decides on a node whose upstream steps are all settled."""
-        node = self.graph.nodes[address]
-        blocker = next((u for u in node.upstream if self.outputs.get(u) is None), None)
+        blocker = self.decisions.blocker(node)
         if blocker is not None:
             reason = self.ledger.blocked_by(blocker)
-            self._settle(address, None, decision="blocked", reason=reason, outcome="blocked")
-        elif node.step.external is not None:
-            decision, reason = reasons.adopted(node)
-            digest = node.recipe_digest
-            self._settle(address, digest, decision=decision, reason=reason, outcome="reused", output_digest=digest)
+            self._settle(node.address, None, decision="blocked", reason=reason, outcome="blocked")
         else:
-            self._act(node, *(self._as_planned(node) or self._decision(node)))
-
-    def _as_planned(self, node: Node) -> tuple[Decision, str] | None:
-        """The plan's decision, where it was made on the very inputs that have come out since."""
-        planned = self.planned[node.address]
-        if any(self.outputs[u] != self.planned[u].output for u in node.upstream):
-            return None
-        return planned.decision, planned.reason
-
-    def _decision(self, node: Node) -> tuple[Decision, str]:
-        return reasons.decide(
-            node,
-            self.found[node.address],
-            outputs=self.outputs,
-            options=self.options,
-            store=self.store,
-            history=self.history,
-        )
+            self._act(node, *self.decisions.of(node))
 
     def _act(self, node: Node, decision: Decision, reason: str) -> None:
         address = node.address
         if decision == "run":
             self.ledger.set(address, decision=decision, reason=reason)
             self._line_up(node)
+        elif node.step.external is not None:
+            digest = node.recipe_digest
+            self._settle(address, digest, decision=decision, reason=reason, outcome="reused", output_digest=digest)
         elif decision in ("reuse", "accept"):
-            record: StepRecord = self.found[address]
+            record = self.decisions.committed(address)
             self.ledger.commit(address, record, decision=decision, reason=reason, outcome="reused")
             self._settle(address, record.output_digest)
         else:
@@ -240,100 +202,107 @@ class Loop:
             self._settle(address, None, decision=decision, reason=reason, outcome=outcome)
 
     def _settle(self, address: str, output: str | None, **changes: Any) -> None:
-        """A node is through, with an output or without: dependants that waited for nothing else are open now."""
-        self.outputs[address] = output
+        """A node is through, with an output or without."""
+        self.decisions.settle(address, output)
         if changes:
             self.ledger.set(address, **changes)
-        for dependant in self.dependants[address]:
-            self.unfinished[dependant].discard(address)
-            if not self.unfinished[dependant]:
-                self.open.append(dependant)
 
     # Starting
+
+    def _check(self, node: Node) -> None:
+        """Raises `UsageError` if a step asks for what is not here."""
+        beginning.check_place(self.store, node)
+        self.slots.enter(node)
 
     def _line_up(self, node: Node) -> None:
         """A step has to run: it waits for its slots. One that was not planned to may ask for what is not here."""
         try:
-            self.slots.enter(node)
+            self._check(node)
         except UsageError as e:
-            failure = Failure(type="UsageError", message=str(e), traceback="", exit_code=e.exit_code)
-            self._give_up(node.address, failure)
+            self._give_up(node.address, attempts.failure_of(e))
         else:
             self.slots.push(node.address, priority=self.priority[node.address])
 
-    def _start_what_fits(self) -> None:
-        for address in list(self.contested):
+    def _may_start(self) -> bool:
+        free = not (self.bodies.blocking and self.bodies.running)
+        return free and self.stopping is None and self.interrupts.number is None
+
+    def _look(self) -> None:
+        """Tries the steps again that other runners hold."""
+        self._looking = False
+        for address in sorted(self.contested, key=self.priority.__getitem__):
             if self._may_start() and self.slots.fits(address):
                 self._start(address)
-        while self._may_start() and (address := self.slots.pop()) is not None:
-            self._start(address)
+        self._look_later()
 
-    def _may_start(self) -> bool:
-        return self.stopping is None and not (self.blocking and self.running)
+    def _look_later(self) -> None:
+        if self.contested and not self._looking:
+            self._looking = True
+            self.events.later(_LOOK_EVERY if self.store.local else _LOOK_EVERY_REMOTE, "look")
 
     def _start(self, address: str) -> None:
-        """Takes the lease, looks once more whether the output is there by now, and launches."""
-        node = self.graph.nodes[address]
+        """Takes the lease, looks once more whether the output is there by now, and starts a body if it is not."""
+        node, run_id = self.graph.nodes[address], self.ledger.run_id
         try:
-            lease = leases.acquire(
-                self.store, address, run_id=self.ledger.run_id, witness=self.witness, term=self.lease_seconds
-            )
+            lease = leases.acquire(self.store, address, run_id=run_id, witness=self.witness, term=self.lease_seconds)
         except NewerRecordError as e:
-            self.contested.pop(address, None)
+            self.contested.discard(address)
             self._act(node, "refuse", str(e))
             return
         if lease is None:
-            if address not in self.contested:
-                holder = leases.read(self.store, address)
-                self.contested[address] = holder.run_id if holder else "unknown"
-                by = holder.who if holder else "another run"
-                self.ledger.observer.said(f"{node.name}: being made by {by}, waiting for it")
+            self._contest(node)
             return
-        waited_for = self.contested.pop(address, None)
+        contested = address in self.contested
+        self.contested.discard(address)
         try:
-            decision, reason = self._decision_under_lease(node, waited_for)
-            if decision == "run":
-                self._launch(node, lease, reason)
-                return
-            if lease.overtaken is not None:
+            decision, reason = self.decisions.under_lease(node, contested=contested)
+            going = self._attempt(node, lease, reason) if decision == "run" else None
+            if going is None and lease.overtaken is not None:
                 succession.clear_away(self.store, address, launcher=self.launcher)
-        except BaseException:
+        except BaseException as e:
             leases.release(self.store, address, lease)
-            raise
+            if not isinstance(e, UsageError | LeaseLostError) or isinstance(e, PrefixError):
+                raise
+            self._give_up(address, attempts.failure_of(e))
+            return
+        if going is not None:
+            self._run_body(going)
+            return
         leases.release(self.store, address, lease)
         self._act(node, decision, reason)
 
-    def _decision_under_lease(self, node: Node, waited_for: str | None) -> tuple[Decision, str]:
-        """The decision that counts: nobody else can commit now. What another runner has just made is not made again."""
-        self.found[node.address] = found = reasons.read_record(self.store, node.address)
-        decision, reason = self._decision(node)
-        if waited_for is not None and decision == "run" and isinstance(found, StepRecord):
-            wanted = (node.recipe_digest, node.code.digest, reasons.inputs_digest(node, self.outputs))
-            if (found.digests.recipe, found.digests.code, found.digests.inputs) == wanted:
-                return "reuse", f"made by run {waited_for} meanwhile"
-        if waited_for is not None and decision == "reuse":
-            return "reuse", f"made by run {waited_for} meanwhile"
-        return decision, reason
+    def _contest(self, node: Node) -> None:
+        """Another runner holds a step's lease: it is waited for."""
+        if node.address not in self.contested:
+            self.contested.add(node.address)
+            holder = leases.read(self.store, node.address)
+            by = holder.who if holder else "another run"
+            self.ledger.observer.said(f"{node.name}: being made by {by}, waiting for it")
+            self._look_later()
 
-    def _launch(self, node: Node, lease: leases.Holding, reason: str) -> None:
-        going = succession.attempt_at(
+    def _attempt(self, node: Node, lease: leases.Holding, reason: str) -> Succession:
+        asked = matches(self.options.force + self.options.rebuild, node)
+        return succession.attempt_at(
             self.store,
             node,
             lease,
             launcher=self.launcher,
-            notify=self._note_end,
+            notify=self.bodies.note_end,
             run_id=self.ledger.run_id,
             reason=reason,
-            arguments=attempts.arguments_for(node.step, committed=self._input, value=self._value),
-            inputs={a: self.outputs[a] or "" for a in node.upstream},
-            fresh=node.address not in self.tries and reasons.matches(self.options.force + self.options.rebuild, node),
+            arguments=beginning.arguments_for(node.step, self.ledger),
+            inputs=self.decisions.inputs(node),
+            fresh=asked and node.address not in self.tries,
         )
-        attempt = going.attempt
-        self.running[attempt.name] = attempt
-        self.tries[node.address] = self.tries.get(node.address, 0) + 1
-        environment = self.slots.take(node.address)
+
+    def _run_body(self, going: Succession) -> None:
+        """From here on the lease is given back by whoever closes the attempt, once its body has ended."""
+        attempt, address = going.attempt, going.attempt.address
+        self.bodies.running[attempt.name] = attempt
+        self.tries[address] = self.tries.get(address, 0) + 1
+        environment = self.slots.take(address)
         self.ledger.set(
-            node.address,
+            address,
             reason=going.reason,
             outcome="running",
             attempt=attempt.record.attempt,
@@ -342,67 +311,12 @@ class Loop:
             log=attempt.record.log,
             failure=None,
         )
-        limit = node.step.function.timeout_seconds
-        if limit is not None and not self.blocking:
-            self.events.later(limit - max(0.0, time.time() - attempt.record.started_at), "late", attempt.name)
-        if going.adopted:
-            self._note_end(attempt.name, going.ended)  # once more: an end before this line found no attempt
-        elif (edited := attempts.changed_source(node, in_process=self.blocking)) is not None:
-            self.events.put("examined", attempt.name, Ended(failure=edited))
-        else:
-            self._start_body(attempt, environment)
-
-    def _start_body(self, attempt: Attempt, environment: dict[str, str]) -> None:
-        job = replace(attempt.job, environment=environment)
-        self.interrupts.raising = self.blocking
-        self.launcher.launch(job, notify=self._note_end)
-        self.interrupts.raising = False
-        faults.reached("body-launched")
-        status = self.launcher.poll(attempt.name)
-        if status is not None and status.running and status.pid is not None:
-            try:
-                leases.update(self.store, attempt.address, attempt.lease, body=Process.of(status.pid))
-            except LeaseLostError as e:
-                self._note_loss(attempt.address, e)
-
-    def _input(self, step: Step) -> Input:
-        if step.external is not None:
-            return Input(step.external)
-        address = self.graph.handles[step]
-        url = self.store.child(f"{address}/attempts/{self.ledger.nodes[address].attempt}/out")
-        return Input(url, cache="" if self.store.local else str(self._cache))
-
-    @property
-    def _cache(self) -> Path:
-        """Where bodies keep what they fetch from a remote prefix, on whichever host they run."""
-        return Path(tempfile.gettempdir()) / f"marin-inputs-{self.ledger.run_id}"
-
-    def _value(self, step: Step) -> Any:
-        return typed_value(step, self.ledger.nodes[self.graph.handles[step]].value)
+        self.bodies.start(going, environment)
 
     # Ending
 
-    def _ended(self, name: str, known: JobStatus | None) -> None:
-        attempt, status = self.running[name], known or self.launcher.poll(name)
-        if status is None or status.running or attempt.address in self.examining:
-            return
-        faults.reached("body-ended")
-        if attempts.is_quick(attempt, status):
-            self._examined(name, attempts.examine(attempt, status))
-            return
-        self.examining.add(attempt.address)
-        # A daemon, so that a run that is interrupted waits for no hash.
-        threading.Thread(target=self._examine, args=(attempt, status), daemon=True).start()
-
-    def _late(self, name: str, _: Any) -> None:
-        """A body has had its time. It ends in its own time, so nothing waits for that here."""
-        if self.running[name].address not in self.examining:
-            self.overtime.add(name)
-            threading.Thread(target=self.launcher.cancel, args=(name,), daemon=True).start()
-
     def _retire(self, name: str) -> Attempt:
-        attempt = self.running.pop(name)
-        self.examining.discard(attempt.address)
+        attempt = self.bodies.retire(name)
         self.slots.give_back(attempt.address)
         return attempt
 
@@ -411,7 +325,7 @@ class Loop:
             return
         attempt = self._retire(name)
         faults.reached("output-hashed")
-        failure = attempts.overtime(attempt, ended) if name in self.overtime else ended.failure
+        failure = self.bodies.failure(attempt, ended)
         record = None
         try:
             if failure is None:
@@ -420,8 +334,7 @@ class Loop:
             else:  # whoever takes a step over kills the body that it finds: such a death is no crash, to be tried again
                 leases.check(self.store, attempt.address, attempt.lease)
         except (LeaseLostError, PrefixError) as e:
-            void = Failure(type=type(e).__name__, message=str(e), traceback="", exit_code=e.exit_code)
-            self._failed(attempt, void, settled=not isinstance(e, UnsettledError))
+            self._failed(attempt, attempts.failure_of(e), settled=not isinstance(e, UnsettledError))
             return
         if record is None:
             assert failure is not None
@@ -455,26 +368,24 @@ class Loop:
             self.stopping = self.stopping or "failed"
         self._settle(address, None, outcome="failed", failure=failure, **changes)
 
-    def _lost(self, name: str, error: Exception) -> None:
-        """The lease is gone: the body must be gone too."""
-        self.launcher.cancel(name, grace=0)
-        failure = Failure(type="LeaseLostError", message=str(error), traceback="", exit_code=3)
-        self._failed(self._retire(name), failure)
-
-    def _stop(self, why: Literal["failed", "refused", "cancelled"] | None, *, level: int = logging.WARNING) -> None:
+    def _stop(self, why: _Stopping | None, *, level: int = logging.WARNING) -> None:
         """Ends every body that still runs; at the end of an orderly run there is none."""
         self.stopping = why
-        interrupts.end_all(self.launcher, tuple(self.running), grace=interrupts.GRACE)
+        self.bodies.end(grace=interrupts.GRACE)
         if self.store.local is None:
-            shutil.rmtree(self._cache, ignore_errors=True)
-        now, reason = time.time(), "the run was interrupted"
-        for attempt in list(self.running.values()):
+            shutil.rmtree(beginning.inputs_cache(self.ledger), ignore_errors=True)
+        now = time.time()
+        for attempt in list(self.bodies.running.values()):
+            reason = "the run was interrupted"
             try:
-                attempts.close(self.store, attempt, state="cancelled")
+                if self.bodies.at_work(attempt.name):  # left as if this driver had died: whoever comes next sees to it
+                    reason += ", and its body could not be ended"
+                else:
+                    attempts.close(self.store, attempt, state="cancelled")
                 self.ledger.set(attempt.address, outcome="cancelled", reason=reason, ended_at=now)
             except MarinCoreError as e:
                 log.log(level, "end of %s not written: %s", attempt.name, e)
-        self.running.clear()
+        self.bodies.running.clear()
         for address, failure in self.resting.items():
             outcome = "cancelled" if why == "cancelled" else "failed"
             self.ledger.set(address, outcome=outcome, reason=f"{failure.type}, not tried again", failure=failure)
@@ -485,26 +396,3 @@ class Loop:
             self.ledger.close(self.stopping)
         except MarinCoreError as e:
             log.log(level, "run record not written: %s", e)
-
-    # Beside the loop: these are called from other threads, or from a signal
-
-    def _leases_kept(self) -> AbstractContextManager[None]:
-        return renewals.kept(self.store, self._held, lost=self._note_loss, term=self.lease_seconds)
-
-    def _examine(self, attempt: Attempt, status: JobStatus) -> None:
-        self.events.put("examined", attempt.name, attempts.examine(attempt, status))
-
-    def _held(self) -> list[tuple[str, leases.Holding]]:
-        return [(attempt.address, attempt.lease) for attempt in list(self.running.values())]
-
-    def _note_end(self, name: str, status: JobStatus | None = None) -> None:
-        self.events.put("ended", name, status)
-
-    def _note_loss(self, address: str, error: LeaseLostError) -> None:
-        """Kills the body's processes on this host at once, whatever the loop is busy with, and has it end the rest."""
-        for name, attempt in list(self.running.items()):
-            if attempt.address == address:
-                self.events.put("lost", name, error)
-                status = self.launcher.poll(name)
-                if status is not None and status.running and status.pid is not None:
-                    kill_group(Process.of(status.pid))

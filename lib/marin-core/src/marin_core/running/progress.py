@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import NodeRecord, RunRecord
-from marin_core.running.attempts import tail
+from marin_core.running.examination import tail
 from marin_core.running.ledger import Ledger
 
 if TYPE_CHECKING:

@@ -25,10 +25,14 @@ from marin_core.graph import Node
 from marin_core.launchers import JobStatus, Launcher, delivery, kind_of, make_launcher
 from marin_core.processes import this_host
 from marin_core.records import AttemptRecord, from_json, to_json
-from marin_core.running.attempts import Attempt, begin, job_name, user
+from marin_core.running.attempts import Attempt, job_name, user
+from marin_core.running.beginning import begin
 from marin_core.store import Store
 
 log = logging.getLogger(__name__)
+
+_MORTAL = ("InlineLauncher", "ProcessLauncher")
+"""Kinds of launcher whose bodies die with their driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,7 @@ def attempt_at(
     fresh: bool,
 ) -> Succession:
     """The attempt that an earlier driver left with its body at work, adopted; else a new one, whose body is to be
-    launched. Arguments are those of `attempts.begin`, and:
+    launched. Arguments are those of `beginning.begin`, and:
 
     Args:
         launcher: where this run's bodies run.
@@ -95,10 +99,14 @@ def clear_away(store: Store, address: str, *, launcher: Launcher) -> None:
 def _found(
     store: Store, record: AttemptRecord, *, launcher: Launcher, notify: Callable[[str], None]
 ) -> JobStatus | None:
-    """What there is of an attempt's body: a job that the launcher adopts, or what it left; None if it never began."""
+    """What there is of an attempt's body: a job that the launcher adopts, or what it left; None if it never began, or
+    nobody can tell what it left."""
     if launcher.adopt(job_name(store.url, record.address, record.attempt), notify=notify):
         return JobStatus(running=True)
-    delivered = delivery.find(store, f"{record.address}/attempts/{record.attempt}")
+    try:
+        delivered = delivery.find(store, f"{record.address}/attempts/{record.attempt}")
+    except CorruptRecordError:
+        return None
     return None if delivered is None else JobStatus(running=False)
 
 
@@ -134,8 +142,8 @@ def _wanted(record: AttemptRecord, node: Node, inputs: dict[str, str]) -> bool:
 def _end(name: str, kind: str, launcher: Launcher) -> None:
     """Cancels a job that is still at work, through a launcher of the kind that has it."""
     if kind_of(launcher) != kind:
-        if kind != "ray":
-            return  # a body of the other kinds dies with its driver, or with its lease
+        if kind in _MORTAL:
+            return
         try:
             launcher = make_launcher(kind)
         except UsageError as e:

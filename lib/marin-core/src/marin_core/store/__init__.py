@@ -16,13 +16,13 @@ key in the same critical section (`Store.guards`) it does; an object store canno
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 from marin_core.errors import PrefixError
 from marin_core.records import FileEntry
 from marin_core.store.manifests import manifest, sha256_of, sync_directory
+from marin_core.threads import DaemonExecutor
 
 __all__ = ["Guard", "Store", "Versioned", "default_prefix", "manifest", "open_store", "sync_directory"]
 
@@ -180,12 +180,12 @@ class Store(ABC):
             PrefixError: the prefix is not writable or is full.
         """
         paths = [path for path in sorted(source.rglob("*")) if path.is_file()]
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="marin-upload") as pool:
+        with DaemonExecutor(_READERS, name="marin-upload") as pool:
             list(pool.map(lambda p: self.put_file(p, f"{key}/{p.relative_to(source).as_posix()}"), paths))
 
     def remove_tree(self, key: str) -> None:
         """Removes every file below a key."""
-        with ThreadPoolExecutor(_READERS, thread_name_prefix="marin-remove") as pool:
+        with DaemonExecutor(_READERS, name="marin-remove") as pool:
             list(pool.map(self.delete, [f"{key}/{name}" for name in self.tree(key)]))
 
     def damage(self, key: str, files: tuple[FileEntry, ...], *, deep: bool = False) -> list[str]:

@@ -6,11 +6,11 @@ files are flushed to disk with it: the pointer to an output must never outlive t
 
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from marin_core.errors import UsageError
 from marin_core.records import FileEntry
+from marin_core.threads import DaemonExecutor
 
 _HASH_BLOCK = 1 << 20
 
@@ -33,7 +33,7 @@ def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:
         (directories if path.is_dir() else paths).append(path)
     if not paths:
         return ()
-    with ThreadPoolExecutor(min(8, len(paths), os.cpu_count() or 1)) as pool:
+    with DaemonExecutor(min(8, len(paths), os.cpu_count() or 1), name="marin-hash") as pool:
         digests = list(pool.map(lambda p: sha256_of(p, durable=durable), paths))
     for path in directories if durable else ():
         sync_directory(path)

@@ -1,0 +1,121 @@
+"""Examination: what a body that has ended has left behind, hashed and, on a remote prefix, uploaded.
+
+That takes as long as the output is large, so it is done beside the event loop, while the lease is still renewed.
+"""
+
+import itertools
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+from marin_core.errors import PrefixError, UsageError
+from marin_core.launchers import JobStatus, delivery
+from marin_core.records import Failure, FileEntry, build
+from marin_core.running.attempts import Attempt, Ended, failure_of
+from marin_core.steps import Step, find_steps
+from marin_core.store import Store, manifest, sync_directory
+
+_TAIL_LINES = 20
+_FEW_FILES, _SMALL_BYTES = 4, 1 << 18
+
+
+def examine(store: Store, attempt: Attempt, status: JobStatus) -> Ended:
+    """What a body that has ended left behind. The event loop waits for the answer: whatever goes wrong here is a
+    failure of the attempt and never an exception."""
+    try:
+        if status.failure is not None:
+            return Ended(failure=status.failure)
+        delivered = None
+        if status.uploaded or status.exit_code is None:  # it ended out of the launcher's sight
+            delivered = delivery.fetch(attempt.prefix, attempt.key, into=attempt.directory)
+            status = status if delivered is None else replace(status, exit_code=delivered.exit_code)
+        try:
+            data = json.loads((attempt.directory / "result.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return Ended(failure=_crash(attempt, status))
+        if not data["ok"]:
+            return Ended(failure=replace(build(Failure, data["failure"]), process_exit_code=status.exit_code))
+        if status.exit_code != 0:
+            return Ended(failure=_crash(attempt, status))
+        changed = _changed_input(attempt.node.step)
+        if changed is not None:
+            return Ended(failure=changed)
+        if delivered is not None and delivered.uploaded:
+            return Ended(value=data["value"], files=delivered.files)
+        return Ended(value=data["value"], files=_kept_files(store, attempt))
+    except PrefixError as e:
+        return Ended(failure=failure_of(e))
+    except Exception as e:
+        return Ended(failure=Failure(type=type(e).__name__, message=str(e), traceback=""))
+
+
+def is_quick(store: Store, attempt: Attempt, status: JobStatus) -> bool:
+    """Whether `examine` is a matter of moments: a handful of small files on this machine, and no adopted data to look
+    at again."""
+    if store.local is None or status.uploaded or status.exit_code is None:
+        return False
+    if any(other.listing is not None for other in find_steps(tuple(attempt.node.step.arguments.values()))):
+        return False
+    try:
+        with os.scandir(attempt.directory / "out") as entries:
+            files = list(itertools.islice(entries, _FEW_FILES + 1))
+        sizes = [f.stat(follow_symlinks=False).st_size for f in files if f.is_file(follow_symlinks=False)]
+    except OSError:
+        return False
+    return len(sizes) == len(files) <= _FEW_FILES and sum(sizes) <= _SMALL_BYTES
+
+
+def _changed_input(step: Step) -> Failure | None:
+    """The failure of a body that read adopted data which is no longer what its identity says."""
+    for other in find_steps(tuple(step.arguments.values())):
+        name = other.listing.changed() if other.listing is not None else None
+        if name is not None:
+            message = f"adopt({other.external!r}): {name} changed while it was read; try again when it is at rest"
+            return Failure(type="UsageError", message=message, traceback="", exit_code=UsageError.exit_code)
+    return None
+
+
+def _kept_files(store: Store, attempt: Attempt) -> tuple[FileEntry, ...]:
+    """The manifest of the output, all of which is on disk, or under the remote prefix, when this returns."""
+    files = manifest(attempt.directory / "out", durable=store.local is not None)
+    if store.local is None:
+        store.upload(attempt.directory / "out", f"{attempt.key}/out")
+        return files
+    for directory in (attempt.directory, attempt.directory.parent) if files else ():
+        sync_directory(directory)
+    return files
+
+
+def overtime(attempt: Attempt, ended: Ended) -> Failure:
+    """The failure of a body that ran past its time, with the place where it was when it was asked to end."""
+    limit = attempt.node.step.function.timeout_seconds
+    where = ended.failure.traceback if ended.failure is not None else ""
+    return Failure(type="Timeout", message=f"the body ran past its {limit:g} s", traceback=where)
+
+
+def _crash(attempt: Attempt, status: JobStatus) -> Failure:
+    code = status.exit_code
+    if code is None:
+        message = "the launcher lost the body"
+    elif code in (-signal.SIGKILL, 128 + signal.SIGKILL):
+        message = "the body was killed by SIGKILL; if nobody did, the machine ran out of memory"
+    elif code < 0:
+        message = f"the body was killed by {signal.strsignal(-code) or f'signal {-code}'}"
+    else:
+        message = f"the body's process ended with exit code {code} and left no result"
+    return Failure(type="Crash", message=message, traceback=tail(attempt.log, _TAIL_LINES), process_exit_code=code)
+
+
+def tail(log: Path, lines: int) -> str:
+    """The last lines of a log; of a line that rewrites itself with carriage returns, its last state."""
+    try:
+        with log.open("rb") as f:
+            f.seek(0, os.SEEK_END)
+            f.seek(max(0, f.tell() - 256 * lines - 256))
+            text = f.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    shown = [part for part in (line.rstrip("\r").rsplit("\r", 1)[-1] for line in text.split("\n")) if part.strip()]
+    return "\n".join(shown[-lines:])
