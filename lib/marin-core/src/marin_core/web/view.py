@@ -58,14 +58,12 @@ class RunView:
         )
         outputs: dict[int, tuple[FoundFile, ...]] = {}
         missing: dict[int, str] = {}
-        for i in ranked[:MAX_INSPECTED]:
-            directory = output_directory(record.nodes[i])
-            if directory is None:
-                continue
-            try:
-                outputs[i] = tuple(files.find(directory, max_files=_MAX_FILES))
-            except UnreadableFileError as e:
-                missing[i] = str(e)
+        committed = {i: at for i in ranked[:MAX_INSPECTED] if (at := output_directory(record.nodes[i])) is not None}
+        for i, found in zip(committed, files.find_each(committed.values(), max_files=_MAX_FILES), strict=True):
+            if isinstance(found, UnreadableFileError):
+                missing[i] = str(found)
+            else:
+                outputs[i] = tuple(found)
         links = {address: f"#s{i}" for address, i in position.items()}
         inspected = frozenset(ranked[:MAX_INSPECTED])
         apart = tuple(distinctions(record.nodes, edges))
@@ -90,6 +88,10 @@ class RunView:
     def label(self, index: int) -> str:
         """The step's name, with what tells it apart where the name alone does not."""
         return f"{self.record.nodes[index].name} {self.distinctions[index]}".rstrip()
+
+    def label_of(self, node: NodeRecord) -> str:
+        """`label` of one of the record's nodes."""
+        return self.label(int(self.links[node.address].removeprefix("#s")))
 
     @property
     def headline(self) -> tuple[int, ...]:
