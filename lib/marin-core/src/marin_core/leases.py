@@ -25,7 +25,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from marin_core import faults
 from marin_core.errors import ConflictError, LeaseLostError, NewerRecordError
@@ -107,7 +107,13 @@ def key(address: str) -> str:
     return f"{address}/lease.json"
 
 
-def read(store: Store, address: str) -> Lease | None:
+class Readable(Protocol):
+    """A store, as far as reading goes."""
+
+    def read(self, key: str) -> bytes | None: ...
+
+
+def read(store: Readable, address: str) -> Lease | None:
     """The lease of a step, or None if it never had a readable one.
 
     Raises:

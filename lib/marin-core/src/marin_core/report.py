@@ -11,9 +11,12 @@ shows the same page (`render_run`), with links to its others.
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from marin_core.records import RunRecord
+from marin_core.store import open_store
 from marin_core.web.curves import render_curves
 from marin_core.web.document import document
 from marin_core.web.files import PrefixFiles
@@ -103,18 +106,12 @@ def _section(render: Section, name: str, view: RunView) -> Markup | None:
 
 def write_page(text: str, html: str) -> None:
     """Writes a page; a local file appears whole or not at all."""
-    import os
-    from pathlib import Path
-
-    from fsspec.core import url_to_fs
-    from fsspec.implementations.local import LocalFileSystem
-
     page = text.encode("utf-8", errors="replace")
-    filesystem, path = url_to_fs(html)
-    if not isinstance(filesystem, LocalFileSystem):
-        filesystem.pipe_file(path, page)
+    if "://" in html:
+        directory, _, name = html.rpartition("/")
+        open_store(directory, unsafe_single_writer=True).write(name, page)
         return
-    target = Path(path)
+    target = Path(html)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -61,6 +61,7 @@ def slow(out: Out, source: Input) -> str:
     return (source / "t.txt").read_text()
 """
 
+BESIDE_LEFT = "a run has begun since, or a step stays, that may refer to it"
 NOTHING_RECENT = ("--keep-days", "0", "--keep-runs", "0")
 
 
@@ -96,13 +97,64 @@ def snapshot(prefix: str) -> dict[str, bytes]:
 # What is garbage
 
 
+def test_what_lies_beside_the_steps_goes_with_the_last_that_refers_to_it(
+    marin: Any, prefix: str, flow: ModuleType
+) -> None:
+    first = run(prefix, flow.node([], index=0, name="first")).record
+    place = Path(prefix)
+    shared = {p.relative_to(prefix).as_posix() for d in ("objects", "environments") for p in (place / d).iterdir()}
+    assert shared
+    patch, lock = "objects/" + "1" * 64, "objects/" + "2" * 64
+    store = open_store(prefix)
+    for key in (patch, lock, "objects/" + "3" * 64):
+        store.write(key, b"text")
+    environment = {"python": "3", "lock": "2" * 64, "packages": {}, "schema": 1}
+    store.write("environments/old.json", json.dumps(environment).encode())
+    record = json.loads((place / f"runs/{first.run_id}.json").read_text())
+    record["origin"]["patch"] = "1" * 64
+    record["nodes"][0]["digests"]["environment"] = "old"
+    (place / f"runs/{first.run_id}.json").write_text(json.dumps(record))
+    (place / "runs/gone.html").write_text("a page")
+    (place / f"runs/{first.run_id}.html").write_text("a page")
+    found = marin("gc", "--apply", "--json").document["garbage"]
+    assert {(g["kind"], g["what"]) for g in found} == {("object", "objects/" + "3" * 64), ("page", "runs/gone.html")}
+    assert (place / f"runs/{first.run_id}.html").exists()
+    second = run(prefix, flow.node([], index=1, name="second")).record
+    marin("gc", "--keep-days", "0", "--keep-run", second.run_id, "--apply")
+    left = {p.relative_to(prefix).as_posix() for d in ("objects", "environments") for p in (place / d).iterdir()}
+    assert left == shared
+    marin("gc", *NOTHING_RECENT, "--apply")
+    assert not [*(place / "objects").iterdir(), *(place / "environments").iterdir()]
+    assert marin("gc", *NOTHING_RECENT).last == "nothing to collect"
+
+
+def test_nothing_beside_the_steps_goes_while_a_step_is_made_or_after_a_run_has_begun(
+    prefix: str, flow: ModuleType
+) -> None:
+    run(prefix, flow.node([], index=0))
+    store = open_store(prefix)
+    store.write("objects/" + "3" * 64, b"text")
+    policy = Policy(keep_days=0, keep_runs=0)
+    held = leases.acquire(store, "other/1", run_id="r", witness=leases.Witness())
+    assert held is not None
+    assert not [g for g in survey(Catalogue(store), policy).garbage if g.kind in ("object", "environment")]
+    leases.release(store, "other/1", held)
+    with Collection.begun(store) as collection:
+        garbage = tuple(g for g in survey(Catalogue(store), policy).garbage if g.kind in ("object", "environment"))
+        assert garbage
+        store.write("runs/29990101.json", b"{}")
+        assert {r.left for r in collection.collect(garbage)} == {BESIDE_LEFT}
+
+
 def test_a_dry_run_says_what_would_go_and_changes_nothing(marin: Any, prefix: str, flow: ModuleType) -> None:
     run(prefix, chain(flow, 3))
     before = snapshot(prefix)
     done = marin("gc", *NOTHING_RECENT)
     assert done.code == 0
-    assert [line.split()[0] for line in done.out.splitlines()] == ["step", "step", "step", "kept:", "would"]
-    assert done.last.endswith("3 steps; marin gc --apply removes them")
+    kinds = [line.split()[0] for line in done.out.splitlines()]
+    assert kinds == ["step"] * 3 + ["environment"] + ["object"] * kinds.count("object") + ["kept:", "would"]
+    assert done.last.endswith("; marin gc --apply removes them")
+    assert ": 3 steps, 1 environment, " in done.last
     assert snapshot(prefix) == before
 
 
@@ -111,6 +163,7 @@ def test_collected_steps_leave_tombstones_and_attempt_records(marin: Any, prefix
     run(prefix, steps)
     size = bytes_below(prefix, "n*/*/attempts/*/out/*") + bytes_below(prefix, "n*/*/attempts/*/*.*")
     size -= bytes_below(prefix, "n*/*/attempts/*/attempt.json")
+    size += bytes_below(prefix, "objects/*") + bytes_below(prefix, "environments/*")
     done = marin("gc", *NOTHING_RECENT, "--apply", "--json").document
     assert (done["applied"], done["num_bytes"], done["left"]) == (True, size, [])
     assert committed(prefix) == set()
@@ -256,7 +309,7 @@ def test_a_link_that_comes_after_the_survey_is_not_followed_either(
         place.rename(elsewhere)
         place.symlink_to(elsewhere)
         before = snapshot(str(elsewhere))
-        (removed,) = collection.collect(found.garbage)
+        removed, *_ = collection.collect(found.garbage)
     assert removed.left.endswith("is reached through a symbolic link")
     assert snapshot(str(elsewhere)) == before
 
@@ -279,7 +332,8 @@ def test_a_step_under_a_live_lease_is_left_alone(marin: Any, prefix: str, flow: 
         lease = leases.acquire(store, address, run_id="late", witness=leases.Witness())
         assert lease is not None
         left = {r.garbage.address: r.left for r in collection.collect(found.garbage)}
-    assert left == {report.executed[0]: "", address: "it is being made by now"}
+    beside = {"environments": BESIDE_LEFT, "objects": BESIDE_LEFT}
+    assert left == {report.executed[0]: "", address: "it is being made by now", **beside}
     assert committed(prefix) == {"n1"}
 
 
@@ -295,7 +349,8 @@ def test_a_run_that_is_going_on_keeps_its_whole_graph_even_between_two_leases(pr
     run(prefix, steps, observer=Collector())
     assert [s.garbage for s in seen] == [(), (), ()]
     assert all("used by run" in why for s in seen for why in s.kept.values())
-    assert len(survey(Catalogue(open_store(prefix)), Policy(keep_days=0, keep_runs=0)).garbage) == 3
+    found = survey(Catalogue(open_store(prefix)), Policy(keep_days=0, keep_runs=0))
+    assert [g.kind for g in found.garbage][:4] == ["step", "step", "step", "environment"]
 
 
 def test_the_graph_of_a_step_that_is_being_made_is_kept(prefix: str, flow: ModuleType) -> None:
@@ -326,7 +381,8 @@ def test_a_run_that_begins_during_a_collection_waits_and_then_decides_afresh(pre
         driver = threading.Thread(target=lambda: reports.append(run(prefix, steps, observer=Listener())))
         driver.start()
         assert told.wait(120)
-        assert all(not r.left for r in collection.collect(found.garbage))
+        left = {g.garbage.kind: g.left for g in collection.collect(found.garbage)}
+        assert left == {"step": "", "environment": BESIDE_LEFT, "object": BESIDE_LEFT}
         assert committed(prefix) == set()
     driver.join()
     assert reports[0].ok

@@ -5,7 +5,9 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +16,9 @@ from typing import Any
 import pytest
 
 from marin_core.errors import UsageError
+from marin_core.reading.catalogue import Catalogue
 from marin_core.records import origin_of
-from marin_core.reproduction import build_flags, find_step, reproduce
+from marin_core.reproduction import build_flags, committed_step, reproduce
 from marin_core.reproduction.certificates import Certificate, Comparison, as_text
 from marin_core.store import open_store
 
@@ -56,6 +59,12 @@ def cached(source: Input) -> bool:
     return found
 
 @step
+def held(source: Input) -> int:
+    if place := os.environ.get("HOLD"):
+        Path(place).read_text()
+    return 1
+
+@step
 def reads_beside(source: Input) -> int:
     return len((HERE / "secret.txt").read_text())
 
@@ -81,7 +90,7 @@ def build(*, kind: str = "plain", word: str = "hi", data: str = ""):
     if kind == "locked":
         return copy(locked())
     first = text(word=word)
-    steps = {"noise": noise, "placed": placed, "cached": cached, "beside": reads_beside, "plain": copy}
+    steps = {"noise": noise, "placed": placed, "cached": cached, "beside": reads_beside, "held": held, "plain": copy}
     middle = steps[kind](first)
     return total(middle, name="total") if kind in ("noise", "plain") else middle
 
@@ -177,7 +186,7 @@ def test_a_dirty_tree_is_made_again_however_the_script_was_started(
     before, status = files(repo), git(repo, "status", "--porcelain")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    origin = origin_of(find_step(open_store(prefix), "copy"))
+    origin = origin_of(committed_step(Catalogue(open_store(prefix)), "copy"))
     assert origin is not None
     assert origin.dirty
     assert origin.launched == (how if how in ("module", "marin") else "script")
@@ -321,6 +330,30 @@ def test_a_commit_that_no_branch_has_any_more_is_still_checked_out(repo: Path, j
     assert reproduce("total", prefix=prefix).reproduced
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_ends_the_script_and_leaves_no_checkout(
+    job: Run, prefix: str, tmp_path: Path, without_uv: None, number: signal.Signals
+) -> None:
+    job("--kind", "held")
+    scratch, pipe = tmp_path / "scratch", tmp_path / "pipe"
+    scratch.mkdir()
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "marin_core.cli", "reproduce", "held", "--prefix", prefix]
+    variables = os.environ | {"TMPDIR": str(scratch), "HOLD": str(pipe)}
+    with (
+        subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True) as process,
+        pipe.open("w") as gate,  # opens when the body reads
+    ):
+        (left,) = (p.name for p in scratch.iterdir() if p.name.startswith("marin-reproduce-"))
+        process.send_signal(number)
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 128 + number, (left, said)
+        assert "Traceback" not in said
+        assert [p.name for p in scratch.iterdir()] == []
+        with pytest.raises(BrokenPipeError):  # the body is gone
+            os.write(gate.fileno(), b"go on")
+
+
 def test_what_cannot_be_made_again_is_said_in_one_line(
     repo: Path, job: Run, python: Run, prefix: str, tmp_path: Path
 ) -> None:
@@ -336,7 +369,7 @@ def test_what_cannot_be_made_again_is_said_in_one_line(
         record = json.loads(path.read_text())
         path.write_text(json.dumps(record | {"origin": record["origin"] | changes}))
 
-    assert "nothing: no committed step of this address or name" in told("nothing")
+    assert "nothing: no step of this address or name" in told("nothing")
     (text,) = Path(prefix).glob("text/*/step.json")
     whole = text.read_text()
     text.write_text(whole[:50])
@@ -453,7 +486,7 @@ def test_only_flags_that_choose_what_to_run_and_where_are_left_out(given: str, k
 def test_every_digest_of_an_origin_names_an_object(repo: Path, job: Run, prefix: str) -> None:
     (repo / "pkg/new.py").write_text("x = 1\n")
     job()
-    origin = origin_of(find_step(open_store(prefix), "total"))
+    origin = origin_of(committed_step(Catalogue(open_store(prefix)), "total"))
     assert origin is not None
     assert {*origin.objects} == {p.name for p in Path(prefix, "objects").iterdir()}
     (run,) = Path(prefix, "runs").glob("*.json")

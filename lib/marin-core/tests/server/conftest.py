@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from marin_core.leases import Lease
+from marin_core.processes import Process, this_host
 from marin_core.records import AttemptRecord, Digests, FileEntry, NodeRecord, RunRecord, StepRecord, to_json
 
 START = 1_780_000_000.0
@@ -57,7 +59,9 @@ class Lab:
             user="user", pid=1, log=f"{step.address}/attempts/1/log.txt", failure=step.failure, **fields,
         )  # fmt: skip
         self.write(f"{step.address}/attempts/{record.attempt}/attempt.json", to_json(record))
-        self.write(f"{step.address}/lease.json", '{"schema": 1}')
+        held = state == "running"  # by this very process
+        lease = Lease(epoch=1, nonce="n", host=this_host(), holder=Process.of(os.getpid()), run_id=run_id, held=held)
+        self.write(f"{step.address}/lease.json", json.dumps(asdict(lease)))
 
     def commit(self, step: NodeRecord, **fields: Any) -> None:
         out = self.prefix / step.address / "attempts" / str(step.attempt) / "out"

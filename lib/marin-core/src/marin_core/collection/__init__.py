@@ -3,7 +3,8 @@
 A step is kept if it is reachable from a *root*: a pin, a version, a live lease, or a run that is recent, named or
 still going on; and everything upstream of what is kept is kept. `survey` finds the rest, and what lies at kept steps
 that no commit points to: attempts that failed or were superseded, work that no attempt will resume, temporary files of
-writers that died. It reads only; `removal` takes away what a survey found. (Mark and sweep: McCarthy, 1960.)
+writers that died; and what lies beside the steps for the sake of what is gone (`references`). It reads only; `removal`
+takes away what a survey found. (Mark and sweep: McCarthy, 1960.)
 
 What cannot be read is left alone and named: a step whose record is corrupt may be anything. Nothing outside the prefix
 is looked at: adopted data has no address here, and what a symbolic link leads to is not followed.
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from marin_core import encoding, leases
+from marin_core.collection import references
 from marin_core.collection.pins import PIN
 from marin_core.errors import MarinCoreError
 from marin_core.processes import this_host
@@ -51,9 +53,9 @@ class Policy:
 class Garbage:
     """Something to remove, and why nothing needs it."""
 
-    kind: Literal["step", "attempt", "work", "temporary"]
+    kind: Literal["step", "attempt", "work", "temporary", "object", "environment", "page"]
     address: str
-    """The step it belongs to, or the directory of a temporary file."""
+    """The step it belongs to, or the directory of a file that belongs to none."""
     what: str
     """The step, attempt, work directory or file, relative to the prefix."""
     why: str
@@ -106,7 +108,8 @@ def survey(catalogue: Catalogue, policy: Policy) -> Survey:
     """What nothing needs any more. Reads; writes nothing."""
     witness = leases.Witness()
     sites = catalogue.each(lambda a: _site(catalogue, a, witness=witness), catalogue.addresses)
-    roots, unreadable = _roots(catalogue, sites, policy)
+    runs = _kept_runs(catalogue, sites, policy)
+    roots, unreadable = _roots(sites, runs), [str(r) for r in runs.values() if not isinstance(r, dict)]
     kept = _reachable(sites, roots)
     garbage: list[Garbage] = []
     for site in sites.values():
@@ -117,6 +120,7 @@ def survey(catalogue: Catalogue, policy: Policy) -> Survey:
             pieces = _of_site(catalogue.store, site, kept=site.address in kept)
             garbage.extend(g for g in pieces if g.num_files or g.kind == "step")
     garbage.extend(_temporaries(catalogue.store, "runs", catalogue.store.names("runs")))
+    garbage.extend(_beside(catalogue.store, sites, kept, runs, is_known=not unreadable))
     return Survey(kept=kept, garbage=tuple(garbage), unreadable=tuple(unreadable))
 
 
@@ -141,10 +145,24 @@ def _site(catalogue: Catalogue, address: str, *, witness: leases.Witness) -> _Si
 # Roots
 
 
-def _roots(catalogue: Catalogue, sites: dict[str, _Site], policy: Policy) -> tuple[dict[str, str], list[str]]:
-    """Addresses that are kept for themselves, with the reason; and the run records that nobody can read."""
-    roots: dict[str, str] = {}
+def _kept_runs(
+    catalogue: Catalogue, sites: dict[str, _Site], policy: Policy
+) -> dict[str, dict[str, Any] | MarinCoreError]:
+    """The runs that keep what they used, newest first; among them those whose record nobody can read."""
     holders = {site.live.run_id for site in sites.values() if site.live is not None}
+    asked = holders | {catalogue.find_run(text) for text in policy.keep_run}
+    asked.update(catalogue.run_ids[-policy.keep_runs :] if policy.keep_runs else ())
+    since, found = time.time() - policy.keep_days * _DAY, {}
+    for run_id in reversed(catalogue.run_ids):
+        data = catalogue.run_data(run_id)
+        if not isinstance(data, dict) or run_id in asked or _goes_on(data) or _last_seen(data) >= since:
+            found[run_id] = data
+    return found
+
+
+def _roots(sites: dict[str, _Site], runs: dict[str, dict[str, Any] | MarinCoreError]) -> dict[str, str]:
+    """Addresses that are kept for themselves, with the reason."""
+    roots: dict[str, str] = {}
     for address, site in sites.items():
         if site.live is not None:
             roots[address] = f"being made by {site.live.who}"
@@ -152,17 +170,10 @@ def _roots(catalogue: Catalogue, sites: dict[str, _Site], policy: Policy) -> tup
             roots[address] = "pinned"
         elif isinstance(site.found, StepRecord) and site.found.version is not None:
             roots[address] = "versioned"
-    named = {catalogue.find_run(text) for text in policy.keep_run}
-    newest = set(catalogue.run_ids[-policy.keep_runs :] if policy.keep_runs else ())
-    since, unreadable = time.time() - policy.keep_days * _DAY, []
-    for run_id in reversed(catalogue.run_ids):
-        data = catalogue.run_data(run_id)
-        if not isinstance(data, dict):
-            unreadable.append(str(data))
-        elif run_id in named | newest | holders or _goes_on(data) or _last_seen(data) >= since:
-            for node in data["nodes"]:
-                roots.setdefault(str(node.get("address")), f"used by run {run_id}")
-    return roots, unreadable
+    for run_id, data in runs.items():
+        for node in data["nodes"] if isinstance(data, dict) else ():
+            roots.setdefault(str(node.get("address")), f"used by run {run_id}")
+    return roots
 
 
 def _goes_on(run: dict[str, Any]) -> bool:
@@ -247,6 +258,39 @@ def _why(site: _Site, record: AttemptRecord | None, number: int, *, kept: bool) 
     return state if kept else f"{state}, and no kept run needs it"
 
 
+def _beside(
+    store: Store,
+    sites: dict[str, _Site],
+    kept: dict[str, str],
+    runs: dict[str, dict[str, Any] | MarinCoreError],
+    *,
+    is_known: bool,
+) -> Iterator[Garbage]:
+    """What no kept step or run refers to, where all of those are known and none is going on."""
+    for key, size in references.orphaned_pages(store):
+        yield _file("page", key, "its run's record is gone", size)
+    whole = [run for run in runs.values() if isinstance(run, dict)]
+    if (
+        not is_known
+        or any(s.live is not None for s in sites.values())
+        or any(live_status(r) == "running" for r in whole)
+    ):
+        return
+    here = [sites[address] for address in kept]
+    steps = [r for s in here for r in (s.found, *s.attempts.values()) if isinstance(r, StepRecord | AttemptRecord)]
+    for key, size in references.unreferenced(store, steps, whole):
+        kind = "object" if key.startswith("objects/") else "environment"
+        yield _file(kind, key, "no kept step or run refers to it", size)
+
+
+def _file(kind: Literal["temporary", "object", "environment", "page"], key: str, why: str, size: int) -> Garbage:
+    """A file that belongs to no step."""
+    address = key.rpartition("/")[0]
+    return Garbage(
+        kind=kind, address=address, what=key, why=why, attempt=None, keys=(key,), num_files=1, num_bytes=size
+    )
+
+
 def _temporaries(store: Store, directory: str, names: Iterable[str]) -> Iterator[Garbage]:
     """Files that a writer which died has left beside those it was to replace."""
     for name in names if store.local is not None else ():
@@ -258,25 +302,16 @@ def _temporaries(store: Store, directory: str, names: Iterable[str]) -> Iterator
         except OSError:
             continue
         if age > _STALE_AFTER and path.is_file():
-            key = f"{directory}/{name}"
-            why = f"a temporary file, untouched for {age / 3600:.0f} h"
-            yield Garbage(
-                kind="temporary",
-                address=directory,
-                what=key,
-                why=why,
-                attempt=None,
-                keys=(key,),
-                num_files=1,
-                num_bytes=size,
-            )
+            yield _file("temporary", f"{directory}/{name}", f"a temporary file, untouched for {age / 3600:.0f} h", size)
 
 
 def _garbage(
     store: Store, site: _Site, kind: Literal["step", "attempt", "work"], *, what: str, why: str, keys: Iterable[str]
 ) -> Garbage:
     """What lies under the keys, measured; what is reached through a symbolic link is not among it."""
-    keys = tuple(key for key in keys if is_inside(store, key))
+    keys = tuple(keys)
+    if not is_inside(store, *keys):
+        keys = tuple(key for key in keys if is_inside(store, key))
     sizes = [size for key in keys for size in _sizes(store, key)]
     return Garbage(
         kind=kind,
@@ -299,9 +334,10 @@ def _sizes(store: Store, key: str) -> list[int]:
     return list(store.tree(key).values()) or [len(store.read(key) or b"")]
 
 
-def is_inside(store: Store, key: str) -> bool:
-    """Whether a key lies in the prefix itself, and no symbolic link on the way to it leads elsewhere."""
+def is_inside(store: Store, *keys: str) -> bool:
+    """Whether keys lie in the prefix itself, and no symbolic link on the way to one leads elsewhere."""
     if store.local is None:
         return True
-    parent = (store.local / key).parent
-    return parent.resolve() == store.local.resolve() / parent.relative_to(store.local)
+    root, real = str(store.local), os.path.realpath(store.local)  # strings: this is asked of every step, twice
+    parents = {key.rpartition("/")[0] for key in keys}
+    return all(os.path.realpath(f"{root}/{parent}") == f"{real}/{parent}".rstrip("/") for parent in parents)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from marin_core import leases, renewals
 from marin_core.collection import Garbage, is_inside
 from marin_core.collection.pins import PIN
+from marin_core.collection.references import PLACES
 from marin_core.errors import MarinCoreError, RefusedError
 from marin_core.reasons import read_record
 from marin_core.records import StepRecord, Tombstone, fenced, to_json
@@ -46,7 +47,8 @@ class Collection:
     def __init__(self, store: Store, lease: leases.Holding, *, run_id: str) -> None:
         self._store, self._run_id = store, run_id
         self._held: dict[str, leases.Holding] = {COLLECTION: lease}
-        self._lost = ""
+        self._lost, self._spared = "", False
+        self._runs = frozenset(store.names("runs"))
         self._witness = leases.Witness()
 
     @classmethod
@@ -71,12 +73,19 @@ class Collection:
 
     def collect(self, garbage: tuple[Garbage, ...]) -> Iterator[Removed]:
         """Removes what a survey found, step by step; says of each piece what came of it."""
+        for removed in self._collect(garbage):
+            self._spared = self._spared or bool(removed.left)
+            yield removed
+
+    def _collect(self, garbage: tuple[Garbage, ...]) -> Iterator[Removed]:
         for address, pieces in itertools.groupby(garbage, key=lambda g: g.address):
             group = list(pieces)
             if self._lost:
                 yield from (Removed(garbage=g, left=self._lost) for g in group)
             elif all(g.kind == "temporary" for g in group):
                 yield from map(self._remove, group)
+            elif address in PLACES:
+                yield from map(self._beside, group)
             else:
                 yield from self._at(address, group)
 
@@ -101,6 +110,12 @@ class Collection:
         finally:
             del self._held[address]
             leases.release(self._store, address, lease)
+
+    def _beside(self, garbage: Garbage) -> Removed:
+        """What belongs to no step: a run that began after the survey, or a step that stays, may refer to any of it."""
+        if self._spared or set(self._store.names("runs")) - self._runs:
+            return Removed(garbage=garbage, left="a run has begun since, or a step stays, that may refer to it")
+        return self._remove(garbage)
 
     def _bury(self, step: StepRecord, why: str, *, epoch: int) -> None:
         """From here on the step is not committed, and its tombstone says what it was."""

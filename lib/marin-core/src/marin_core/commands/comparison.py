@@ -1,19 +1,17 @@
 """How outputs differ: ``marin diff`` of two runs or two steps."""
 
 import argparse
-import json
 from collections.abc import Iterable
 from typing import Any
 
 from marin_core.commands import Answer
 from marin_core.errors import MarinCoreError, UsageError
 from marin_core.quantities import format_count, format_number, format_quantity, is_number
-from marin_core.reading import changes as compared
 from marin_core.reading.catalogue import Catalogue
 from marin_core.reading.changes import SECTIONS, Change, Pair
+from marin_core.reading.comparisons import compare_runs, compare_steps, matter
 from marin_core.reading.tables import align
-from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord
-from marin_core.web.files import PrefixFiles
+from marin_core.records import RunRecord, StepRecord
 
 _MOST_SHOWN = 40
 """Changes of one section that are shown to people; JSON has all."""
@@ -52,13 +50,7 @@ def _diff_steps(catalogue: Catalogue, a: str, b: str) -> Answer:
     found = [catalogue.find_step(text) for text in (a, b)]
     records = [_record(catalogue, address) for address, _ in found]
     old, new = records
-    files = PrefixFiles(catalogue.store.url)
-    metrics = [compared.last_metrics(files, _output(r), [f.path for f in r.files]) for r in records]
-    changes = [
-        *compared.between_steps(old, new),
-        *_environment_changes(catalogue, old, new),
-        *compared.between_metrics(*metrics),
-    ]
+    changes = compare_steps(catalogue, old, new)
     same = not any(c.section != "timings" for c in changes)
     document = {"kind": "steps", "a": old.address, "b": new.address, "same": same, "changes": _sections(changes)}
     kinds = ", ".join(dict.fromkeys(c.section for c in _ordered(changes)))
@@ -78,45 +70,14 @@ def _record(catalogue: Catalogue, address: str) -> StepRecord:
     return record
 
 
-def _output(record: StepRecord) -> str:
-    return f"{record.address}/attempts/{record.attempt}/out"
-
-
-def _environment_changes(catalogue: Catalogue, old: StepRecord, new: StepRecord) -> list[Change]:
-    """Named by package where both environments were recorded, by digest where they were not."""
-    digests = old.digests.environment, new.digests.environment
-    if digests[0] == digests[1]:
-        return []
-    known = [_environment(catalogue, r) for r in (old, new)]
-    changes = compared.between_environments(known[0], known[1]) if all(known) else []
-    return changes or [Change(section="environment", name="digest", old=digests[0][:12], new=digests[1][:12])]
-
-
-def _environment(catalogue: Catalogue, record: StepRecord) -> dict[str, Any]:
-    """Python and packages that a step was made with; empty where nobody wrote them down."""
-    data = catalogue.store.read(f"environments/{record.digests.environment}.json")
-    if data is not None:
-        try:
-            found = json.loads(data)
-            return {k: found[k] for k in ("python", "packages") if k in found}
-        except (ValueError, TypeError):
-            return {}
-    attempt = catalogue.attempt(record.address, record.attempt)
-    run = catalogue.run_data(attempt.run_id) if isinstance(attempt, AttemptRecord) else None
-    environment = run.get("environment") if isinstance(run, dict) else None
-    return {k: environment[k] for k in ("python", "packages") if k in environment} if environment else {}
-
-
 # Two runs
 
 
 def _diff_runs(catalogue: Catalogue, old: RunRecord, new: RunRecord) -> Answer:
-    whole, pairs = compared.between_runs(old, new)
-    files = PrefixFiles(catalogue.store.url)
-    pairs = [_deepened(catalogue, files, p) for p in pairs]
-    changed = [p for p in pairs if p.old is None or p.new is None or _counts(p.changes)]
+    found = compare_runs(catalogue, old, new)
+    whole, pairs, changed = found.whole, found.pairs, found.differing
     document = {
-        "kind": "runs", "a": old.run_id, "b": new.run_id, "same": not changed and not _counts(whole),
+        "kind": "runs", "a": old.run_id, "b": new.run_id, "same": not changed and not matter(whole),
         "changes": _sections(whole),
         "steps": [_pair_document(p) for p in pairs],
     }  # fmt: skip
@@ -128,33 +89,6 @@ def _diff_runs(catalogue: Catalogue, old: RunRecord, new: RunRecord) -> Answer:
     both = sum(p.old is not None and p.new is not None for p in pairs)
     last = f"{len(changed)} of {format_count(len(pairs), 'step')} differ ({both} are in both runs)"
     return Answer(document=document, lines=[*lines, f"{old.run_id} and {new.run_id}: {last}"])
-
-
-def _counts(changes: Iterable[Change]) -> bool:
-    """Whether there is more in them than that time has passed."""
-    return any(c.section not in ("timings", "decisions") and c.name != "status" for c in changes)
-
-
-def _deepened(catalogue: Catalogue, files: PrefixFiles, pair: Pair) -> Pair:
-    """Adds what only the steps' own records and files know: units of code, files by name, metrics.
-
-    An output that was made again since a run is no longer that run's; then the run's record is all there is.
-    """
-    if pair.old is None or pair.new is None or pair.old.output_digest == pair.new.output_digest:
-        return pair
-    records = [_as_recorded(catalogue, n) for n in (pair.old, pair.new)]
-    if records[0] is None or records[1] is None:
-        return pair
-    known = [c for c in compared.between_steps(records[0], records[1]) if c.section in ("code", "files")]
-    metrics = [compared.last_metrics(files, _output(r), [f.path for f in r.files]) for r in records if r]
-    kept = [c for c in pair.changes if c.section not in {k.section for k in known}]
-    changes = (*kept, *known, *compared.between_metrics(*metrics))
-    return Pair(name=pair.name, old=pair.old, new=pair.new, changes=changes)
-
-
-def _as_recorded(catalogue: Catalogue, node: NodeRecord) -> StepRecord | None:
-    record = catalogue.remembered(node.address) if node.output_digest else None
-    return record if record is not None and record.attempt == node.attempt else None
 
 
 def _pair_document(pair: Pair) -> dict[str, Any]:

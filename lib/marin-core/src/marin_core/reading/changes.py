@@ -3,20 +3,18 @@
 A `Change` says where it belongs (config, code, environment, inputs, value, metrics, files, ...), what it is called and
 what stood there before and after; None is what is not there. Everything else (numbers' deltas, the text, the JSON)
 follows from that list. Nothing is a reason here: `reasons` says why a step runs, this says what came out otherwise.
+Records are all that is looked at; `comparisons` finds them and brings in what lies beside them.
 """
 
 import contextlib
-import fnmatch
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from marin_core.quantities import is_number
 from marin_core.reasons import flatten
 from marin_core.records import NodeRecord, RunRecord, StepRecord, finite
-from marin_core.web.files import PrefixFiles, UnreadableFileError
 
 SECTIONS = (
     "command",
@@ -34,8 +32,6 @@ SECTIONS = (
 """The order in which changes are shown: what was asked, by what it was made, what came of it."""
 
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-_METRICS = "*metrics*.jsonl"
-_LAST_ROW_BYTES = 1 << 16
 _MOST_CANDIDATES = 32
 """Steps of one name that a step is compared with to find its counterpart; the members of a sweep may be thousands."""
 
@@ -110,6 +106,7 @@ def between_runs(old: RunRecord, new: RunRecord) -> tuple[list[Change], list[Pai
         *_mapping("command", _command(old), _command(new)),
         *_mapping("git", old.git, new.git),
         *between_environments(old.environment, new.environment),
+        *_mapping("timings", {"seconds": _took(old)}, {"seconds": _took(new)}),
     ]
     pairs = [
         Pair(name=(b or a).name, old=a, new=b, changes=tuple(_between_nodes(a, b)) if a and b else ())  # type: ignore[union-attr]
@@ -175,34 +172,6 @@ def leaves(value: Any, *, at: str = "") -> dict[str, Any]:
     return found
 
 
-def last_metrics(files: PrefixFiles, output: str, names: Iterable[str]) -> dict[str, Any] | None:
-    """The numbers in the last row of each ``metrics.jsonl`` of an output: column -> number; None if it is gone.
-
-    Args:
-        files: the prefix.
-        output: the output's directory, relative to it.
-        names: the output's files. Columns of one in a subdirectory bear its path.
-    """
-    found: dict[str, Any] = {}
-    for name in sorted(n for n in names if fnmatch.fnmatch(n.rpartition("/")[2], _METRICS)):
-        at = "" if name == "metrics.jsonl" else f"{name.removesuffix('.jsonl')}:"
-        try:
-            text = files.tail(f"{output}/{name}", max_bytes=_LAST_ROW_BYTES)
-        except UnreadableFileError:
-            return None
-        row = next((r for r in map(_row, reversed(text.splitlines())) if r is not None), {})
-        found |= {f"{at}{k}": v for k, v in leaves(row).items() if is_number(v) or v in NOT_FINITE}
-    return found
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line, parse_constant=str)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
 def _mapping(section: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Change]:
     for name in dict.fromkeys((*old, *new)):
         a, b = old.get(name), new.get(name)
@@ -216,6 +185,10 @@ def _files(record: StepRecord) -> dict[str, str]:
 
 def _command(run: RunRecord) -> dict[str, Any]:
     return {"script": run.script, "arguments": " ".join(run.argv[1:]), "status": run.status}
+
+
+def _took(run: RunRecord) -> float | None:
+    return None if run.ended_at is None else run.ended_at - run.started_at
 
 
 def _output(node: NodeRecord) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from marin_core import leases
 from marin_core.errors import CorruptRecordError, NewerRecordError
-from marin_core.reading.catalogue import Catalogue, Unreadable
+from marin_core.reading.catalogue import Catalogue, Unreadable, run_key
 from marin_core.records import StepRecord
 
 _HASHERS = 4
@@ -44,8 +44,8 @@ def verify_steps(catalogue: Catalogue, addresses: Sequence[str], *, deep: bool) 
     def look(address: str) -> Finding:
         return _verify(catalogue, address, deep=deep, witness=witness)
 
-    if not deep and catalogue.store.local is not None:
-        yield from map(look, addresses)
+    if not deep:
+        yield from catalogue.each(look, addresses).values()
         return
     with ThreadPoolExecutor(_HASHERS) as pool:
         yield from pool.map(look, addresses)
@@ -56,7 +56,7 @@ def verify_runs(catalogue: Catalogue) -> Iterator[Finding]:
     for run_id in catalogue.run_ids:
         data = catalogue.run_data(run_id)
         if not isinstance(data, dict):
-            yield Finding(key=f"runs/{run_id}.json", damage=(_unreadable(data),))
+            yield Finding(key=run_key(run_id), damage=(_unreadable(data),))
 
 
 def _verify(catalogue: Catalogue, address: str, *, deep: bool, witness: leases.Witness) -> Finding:

@@ -21,17 +21,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from marin_core.errors import MarinCoreError, UsageError
+from marin_core.errors import UsageError
 from marin_core.provenance import environments, objects
+from marin_core.reading.catalogue import Catalogue
 from marin_core.reasons import read_record
 from marin_core.records import Origin, RunRecord, StepRecord, from_json, origin_of, to_json
 from marin_core.reproduction import certificates, checkouts
 from marin_core.reproduction.certificates import Certificate, Comparison, Side
 from marin_core.reproduction.differences import Output
-from marin_core.store import Store, open_store
+from marin_core.store import Store, default_prefix, open_store
 
 Tell = Callable[[str], None]
 _VALUED = ("only", "until", "force", "accept", "rebuild", "on-code-change", "prefix")
+_DRAIN = 8.0
+"""Seconds that a script has to stop its bodies in; it needs five."""
 _BARE = ("plan", "keep-going", "fail-fast", "json")
 
 
@@ -56,8 +59,8 @@ def reproduce(
     Raises:
         UsageError: it cannot be made again, with the reason: no such step, no repository, no commit, an input is gone.
     """
-    store = open_store(prefix, unsafe_single_writer=True)
-    record = find_step(store, address)
+    catalogue = Catalogue.of(prefix or default_prefix())
+    store, record = catalogue.store, committed_step(catalogue, address)
     origin, patch = _recorded(store, record)
     near = [Path.cwd(), *([store.local] if store.local else [])]
     found = checkouts.repository_of(origin, named=repository, near=near)
@@ -95,7 +98,7 @@ def certificate_key(certificate: Certificate) -> str:
     return f"{certificate.address}/reproductions/{when}-{certificate.made_at % 1 * 1e6:06.0f}"
 
 
-def find_step(store: Store, address: str) -> StepRecord:
+def committed_step(catalogue: Catalogue, text: str) -> StepRecord:
     """The committed record of a step, given by its address or by its name for the newest.
 
     Raises:
@@ -103,15 +106,11 @@ def find_step(store: Store, address: str) -> StepRecord:
         CorruptRecordError: its record cannot be read.
         NewerRecordError: its record is of a later version.
     """
-    address = address.rstrip("/")
-    addresses = [address, *(f"{address}/{n}" for n in store.names(address) if n != "attempts")]
-    found = [read_record(store, a) for a in addresses]
-    records = [r for r in found if isinstance(r, StepRecord)]
-    if not records and (error := next((e for e in found if isinstance(e, MarinCoreError)), None)) is not None:
-        raise error
-    if not records:
-        raise UsageError(f"{address}: no committed step of this address or name under {store.url}")
-    return max(records, key=lambda r: r.committed_at)
+    address, _ = catalogue.find_step(text)
+    found = catalogue.record(address)
+    if isinstance(found, StepRecord):
+        return found
+    raise found or UsageError(f"{address}: nothing is committed there under {catalogue.store.url}")
 
 
 def _recorded(store: Store, record: StepRecord) -> tuple[Origin, bytes]:
@@ -276,10 +275,14 @@ class _Rebuilding:
                 errors="replace",
             ) as process,
         ):
-            for line in process.stdout or ():
-                log.write(line)
-                last = line.strip() or last
-                self.tell(line.rstrip("\n"))
+            try:
+                for line in process.stdout or ():
+                    log.write(line)
+                    last = line.strip() or last
+                    self.tell(line.rstrip("\n"))
+            except BaseException:
+                _end(process)
+                raise
         return process.returncode, last
 
     def _command(self, *flags: str) -> list[str]:
@@ -292,6 +295,15 @@ class _Rebuilding:
         if self.checkout in (directory, *directory.parents):
             directory.mkdir(parents=True, exist_ok=True)
         return directory if directory.is_dir() else self.checkout
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a script, which stops its bodies by itself if it is given the time."""
+    process.terminate()
+    try:
+        process.wait(_DRAIN)
+    except subprocess.TimeoutExpired:
+        process.kill()
 
 
 def build_flags(flags: Sequence[str]) -> Iterator[str]:

@@ -1,24 +1,24 @@
-"""The catalogue: the records under a prefix, each read once for every version of its file.
+"""The server's catalogue: what stands under the prefix at each request, with large things kept from one to the next.
 
-Listing a hundred runs must not parse a hundred large records at every request, so what a listing needs of a run is
-kept (`RunSummary`), keyed by the version of the file it was read from; whole records are kept for the few runs that
-are being looked at. A record that cannot be read is an entry too, with the reason in its place.
+It is the catalogue that the commands read by, on files that are judged by where they lead (`web.files`). Listing a
+hundred runs must not parse a hundred large records at every request, so what a listing needs of a run is kept
+(`RunSummary`), keyed by the version of the file it was read from; whole records are kept for the few runs that are
+being looked at. What time alone can change (a driver that dies) is asked anew.
 """
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marin_core.errors import CorruptRecordError, NewerRecordError
-from marin_core.records import AttemptRecord, RunRecord, StepRecord, from_json
-from marin_core.store import open_store
+from marin_core import leases
+from marin_core.errors import CorruptRecordError
+from marin_core.reading import catalogue, states
+from marin_core.reading.catalogue import RunHead, Unreadable
 from marin_core.web.files import PrefixFiles, UnreadableFileError
 from marin_core.web.view import RunView, outcome_class
-
-Unreadable = CorruptRecordError | NewerRecordError | UnreadableFileError
 
 _MAX_RECORD_BYTES = 256_000_000
 _KEPT_VIEWS = 3
@@ -33,84 +33,101 @@ what the walk took."""
 class RunSummary:
     """What a listing says of a run, and what a step's page asks it."""
 
-    run_id: str
-    script: str
-    argv: tuple[str, ...]
-    status: str
-    started_at: float
-    ended_at: float | None
-    outcomes: dict[str, int]
-    """How many steps came to what."""
+    head: RunHead
+    driver: dict[str, Any]
     nodes: dict[str, str]
     """Address -> outcome."""
     downstream: dict[str, tuple[str, ...]]
     """Address -> addresses of the steps made from it."""
 
     @classmethod
-    def of(cls, run_id: str, record: RunRecord) -> "RunSummary":
+    def of(cls, run_id: str, data: dict[str, Any]) -> "RunSummary | Unreadable":
+        head = catalogue.head_of(run_id, data)
+        if not isinstance(head, RunHead):
+            return head
         downstream: dict[str, list[str]] = {}
-        for node in record.nodes:
-            for address in node.upstream:
-                downstream.setdefault(address, []).append(node.address)
+        for node in data["nodes"]:
+            for address in node["upstream"]:
+                downstream.setdefault(address, []).append(node["address"])
         return cls(
-            run_id=run_id,
-            script=record.script,
-            argv=record.argv,
-            status=record.status,
-            started_at=record.started_at,
-            ended_at=record.ended_at,
-            outcomes=dict(Counter(outcome_class(node.outcome) for node in record.nodes)),
-            nodes={node.address: outcome_class(node.outcome) for node in record.nodes},
+            head=replace(head, status=data["status"]),
+            driver=data.get("driver") or {},
+            nodes={node["address"]: outcome_class(node["outcome"]) for node in data["nodes"]},
             downstream={address: tuple(found) for address, found in downstream.items()},
         )
 
+    def now(self) -> "RunSummary":
+        """The same with the status that the run has by now."""
+        status = catalogue.live_status({"status": self.head.status, "driver": self.driver})
+        return self if status == self.head.status else replace(self, head=replace(self.head, status=status))
 
-class Catalogue:
+
+class Catalogue(catalogue.Catalogue):
     """What lies under one prefix.
 
     Args:
-        prefix: a directory or an fsspec URL.
+        prefix: a directory or a URL.
+
+    Raises:
+        PrefixError: there is no such directory, or the store cannot be reached.
     """
 
     def __init__(self, prefix: str) -> None:
-        self.store = open_store(prefix, unsafe_single_writer=True)
+        self.store = catalogue.store_of(prefix)
+        super().__init__(self.store, source=_Contained(self.files))
         self.url = self.store.url
         self._views = _Kept(_KEPT_VIEWS)
         self._summaries = _Kept(_KEPT_SUMMARIES)
         self._addresses: tuple[float, tuple[str, ...]] = (0.0, ())
         self._walking = threading.Lock()
+        self._witness = leases.Witness()
 
     def files(self) -> PrefixFiles:
         """The files, with an allowance of their own for one page."""
-        return PrefixFiles(self.url)
+        return PrefixFiles(self.store)
 
-    def run_ids(self) -> list[str]:
-        """All runs, the newest first: their names begin with the time."""
-        names = self.files().names("runs")
-        return sorted((name.removesuffix(".json") for name in names if name.endswith(".json")), reverse=True)
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """Ids of all runs by now, oldest first."""
+        return self.list_runs()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Every step that was ever worked on, as it was known moments ago."""
+        with self._walking:
+            now = time.monotonic()
+            fresh_until, found = self._addresses
+            if now >= fresh_until:
+                found = catalogue.find_addresses(self.store)
+                took = time.monotonic() - now
+                self._addresses = (now + took + max(_FRESH_SECONDS, _FRESH_SHARE * took), found)
+            return found
 
     def run_version(self, run_id: str) -> str | None:
-        """Another word for every change of the run's record; None where there is none."""
-        status = self.files().status(run_key(run_id))
-        return status.version if status else None
+        """Another word for every change of the run's record, and of whether its driver lives; None where there is
+        none."""
+        status = self.files().status(catalogue.run_key(run_id))
+        if status is None:
+            return None
+        summary = self.summary(run_id)
+        return f"{status.version}-{summary.head.status}" if isinstance(summary, RunSummary) else status.version
 
     def summary(self, run_id: str) -> RunSummary | Unreadable:
         """What a listing says of a run; the error where its record cannot be read."""
 
         def read() -> RunSummary | Unreadable:
+            data = self.run_data(run_id)
             try:
-                record = self._read(run_key(run_id), RunRecord)
-                return RunSummary.of(run_id, record)
-            except _UNREADABLE as e:
-                return e
-            except (AttributeError, TypeError) as e:  # JSON of the right names and of other kinds
-                return CorruptRecordError(f"{run_key(run_id)}: {e}")
+                return RunSummary.of(run_id, data) if isinstance(data, dict) else data
+            except (TypeError, KeyError, AttributeError) as e:  # JSON of the right names and of other kinds
+                return CorruptRecordError(f"{catalogue.run_key(run_id)}: not a readable RunRecord ({e})")
 
-        return self._summaries.get(run_id, self._version(run_key(run_id)), read)
+        found = self._summaries.get(run_id, self._version(catalogue.run_key(run_id)), read)
+        return found.now() if isinstance(found, RunSummary) else found
 
     def summaries(self, *, most: int) -> list[RunSummary]:
         """The newest runs that can be read."""
-        found = (self.summary(run_id) for run_id in self.run_ids()[:most])
+        found = (self.summary(run_id) for run_id in reversed(self.run_ids[-most:]))
         return [summary for summary in found if isinstance(summary, RunSummary)]
 
     def view(self, run_id: str) -> RunView:
@@ -120,52 +137,19 @@ class Catalogue:
             UnreadableFileError: there is no such run.
             CorruptRecordError, NewerRecordError: its record cannot be read.
         """
-
-        def read() -> RunView:
-            record = self._read(run_key(run_id), RunRecord)
-            try:
-                return RunView.of(replace(record, run_id=run_id), self.files(), served=True)
-            except (AttributeError, TypeError) as e:
-                raise CorruptRecordError(f"{run_key(run_id)}: {e}") from e
-
         version = self.run_version(run_id)
         if version is None:
             raise UnreadableFileError(f"there is no run {run_id}")
-        return replace(self._views.get(run_id, version, read), files=self.files())
+        view = self._views.get(run_id, version, lambda: RunView.of(self.run(run_id), self.files(), served=True))
+        return replace(view, files=self.files())
 
-    def addresses(self) -> tuple[str, ...]:
-        """Every step that was ever tried: those with a lease, and those with a committed output."""
-        with self._walking:
-            now = time.monotonic()
-            fresh_until, found = self._addresses
-            if now >= fresh_until:
-                keys = {key.rpartition("/")[0] for name in ("step.json", "lease.json") for key in self.store.find(name)}
-                found = tuple(sorted(keys - {""}))
-                took = time.monotonic() - now
-                self._addresses = (now + took + max(_FRESH_SECONDS, _FRESH_SHARE * took), found)
-            return found
+    def state(self, address: str) -> states.StepState:
+        """How a step stands."""
+        return states.state_of(self, address, witness=self._witness)
 
-    def step(self, address: str) -> StepRecord | Unreadable | None:
-        """What is committed at an address; None where nothing is."""
-        return self._entry(f"{address}/step.json", StepRecord)
-
-    def attempts(self, address: str) -> list[int]:
-        """Numbers of the attempts at a step, the newest first."""
-        names = self.files().names(f"{address}/attempts")
-        return sorted((int(name) for name in names if name.isdecimal() and name.isascii()), reverse=True)
-
-    def attempt(self, address: str, number: int) -> AttemptRecord | Unreadable | None:
-        """The record of an attempt; None where there is none."""
-        return self._entry(f"{address}/attempts/{number}/attempt.json", AttemptRecord)
-
-    def _entry(self, key: str, kind: type[Any]) -> Any:
-        try:
-            return self._read(key, kind) if self.files().status(key) else None
-        except _UNREADABLE as e:
-            return e
-
-    def _read[T](self, key: str, kind: type[T]) -> T:
-        return from_json(kind, self.files().read(key, max_bytes=_MAX_RECORD_BYTES), where=key)
+    def attempt_state(self, address: str, number: int) -> str:
+        """How an attempt stands."""
+        return states.attempt_state(self, address, number, witness=self._witness)
 
     def _version(self, key: str) -> str:
         try:
@@ -175,12 +159,20 @@ class Catalogue:
         return status.version if status else ""
 
 
-_UNREADABLE = (CorruptRecordError, NewerRecordError, UnreadableFileError)
+@dataclass(frozen=True)
+class _Contained:
+    """Records of the prefix alone: one that a link leads to elsewhere is not read."""
 
+    files: Callable[[], PrefixFiles]
 
-def run_key(run_id: str) -> str:
-    """The file of a run's record."""
-    return f"runs/{run_id}.json"
+    def read(self, key: str) -> bytes | None:
+        try:
+            return self.files().record(key, max_bytes=_MAX_RECORD_BYTES)
+        except UnreadableFileError as e:
+            raise CorruptRecordError(str(e)) from e
+
+    def names(self, key: str) -> list[str]:
+        return self.files().names(key)
 
 
 class _Kept:

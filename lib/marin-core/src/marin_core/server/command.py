@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from marin_core.errors import PrefixError, UsageError
-from marin_core.store import open_store
+from marin_core.errors import UsageError
+from marin_core.reading.catalogue import store_of
 
 if TYPE_CHECKING:
     from marin_core.server.guard import Guard
@@ -63,10 +63,7 @@ def serve_command(
         if e.name is None or e.name.partition(".")[0] not in ("uvicorn", "starlette", "anyio"):
             raise
         raise UsageError(f"marin serve needs {e.name}: pip install 'marin-core[serve]'") from e
-    store = open_store(prefix, unsafe_single_writer=True)
-    if store.local is not None and not store.local.is_dir():
-        what = "is not a directory" if store.local.exists() else "does not exist"
-        raise PrefixError(f"prefix {store.url} {what}; give --prefix or MARIN_PREFIX")
+    store = store_of(prefix)
     listener = _listen(host, port)
     over = threading.Event()
     hosts = Hosts.of(host, allowed=allowed_hosts)

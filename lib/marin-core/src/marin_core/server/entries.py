@@ -1,13 +1,15 @@
 """The pages of one thing: a step, an attempt at it, a file that it made."""
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import Any
 
 from marin_core.quantities import format_bytes, format_count, format_seconds, format_time
 from marin_core.reasons import flatten
 from marin_core.records import AttemptRecord, StepRecord
 from marin_core.server.catalogue import Catalogue, RunSummary
 from marin_core.server.frames import digests, fields, joined, page, section, state, table
-from marin_core.server.listings import uncommitted_state, unreadable_word
+from marin_core.server.listings import unreadable_word
 from marin_core.web.files import FoundFile, UnreadableFileError
 from marin_core.web.links import (
     attempt_url,
@@ -39,18 +41,17 @@ def step_page(catalogue: Catalogue, address: str) -> Markup:
     Raises:
         UnreadableFileError: there is nothing at the address, or it leads outside the prefix.
     """
-    record, attempts = catalogue.step(address), catalogue.attempts(address)
+    record, attempts = catalogue.record(address), catalogue.attempts(address)
     if record is None and not attempts:
         raise UnreadableFileError(f"there is no step {address}")
-    parts: list[Child] = []
-    word = "committed"
+    found = catalogue.state(address)
+    parts: list[Child] = [note(found.note)] if found.note else []
+    word = found.state
     if isinstance(record, StepRecord):
-        parts = _committed(catalogue, record, address)
+        parts += _committed(record, address)
     elif record is not None:
         word = unreadable_word(record)
         parts = [note(str(record))]
-    else:
-        word = uncommitted_state(catalogue, address)
     return page(
         address,
         *parts,
@@ -61,8 +62,8 @@ def step_page(catalogue: Catalogue, address: str) -> Markup:
     )
 
 
-def _committed(catalogue: Catalogue, record: StepRecord, address: str) -> list[Child]:
-    leaves = list(flatten(record.recipe).items())
+def _committed(record: StepRecord, address: str) -> list[Child]:
+    leaves = list(_leaves(record.recipe).items())
     out = f"{address}/attempts/{record.attempt}/out"
     facts = [
         ("name", record.name),
@@ -87,6 +88,13 @@ def _committed(catalogue: Catalogue, record: StepRecord, address: str) -> list[C
     ]
 
 
+def _leaves(recipe: dict[str, Any]) -> dict[str, str]:
+    try:
+        return flatten(recipe)
+    except (AttributeError, TypeError, ValueError, IndexError) as e:
+        return {"corrupt": str(e)}
+
+
 def _units(code: dict[str, str]) -> Markup:
     """The functions, classes and constants that the step's code reaches, each with its digest."""
     rows = [
@@ -96,8 +104,10 @@ def _units(code: dict[str, str]) -> Markup:
     return table(("reaches", "digest"), rows)
 
 
-def _attempts(catalogue: Catalogue, address: str, numbers: list[int], *, committed: int | None) -> Markup:
-    rows = [_attempt_row(catalogue, address, n, is_committed=n == committed) for n in numbers[:_MAX_ATTEMPTS]]
+def _attempts(catalogue: Catalogue, address: str, numbers: Sequence[int], *, committed: int | None) -> Markup:
+    rows = [
+        _attempt_row(catalogue, address, n, is_committed=n == committed) for n in numbers[: -_MAX_ATTEMPTS - 1 : -1]
+    ]
     if not rows:
         return note("No attempt is recorded.")
     return table(("attempt", "state", "started", "took", "reason", "run"), rows, numbers=("took",), is_wide=True)
@@ -114,7 +124,7 @@ def _attempt_row(catalogue: Catalogue, address: str, number: int, *, is_committe
     return element(
         "tr",
         element("td", link, kept),
-        element("td", state(record.state)),
+        element("td", state(catalogue.attempt_state(address, number))),
         element("td", format_time(record.started_at), class_="when"),
         element("td", _took(record), class_="number"),
         element("td", record.reason, element("small", _shortened(failed)) if failed else None),
@@ -141,7 +151,7 @@ def _lineage(catalogue: Catalogue, address: str, record: StepRecord | None) -> M
 
 
 def _run_link(run: RunSummary, address: str) -> Markup:
-    return element("a", f"{run.run_id} ({run.nodes[address]})", href=run_url(run.run_id))
+    return element("a", f"{run.head.run_id} ({run.nodes[address]})", href=run_url(run.head.run_id))
 
 
 def attempt_page(catalogue: Catalogue, address: str, number: int) -> Markup:
@@ -157,7 +167,7 @@ def attempt_page(catalogue: Catalogue, address: str, number: int) -> Markup:
     parts: list[Child] = []
     word = "no record" if record is None else ""
     if isinstance(record, AttemptRecord):
-        word = record.state
+        word = catalogue.attempt_state(address, number)
         parts = [_attempt_facts(catalogue, record, address)]
         if record.failure is not None:
             parts.append(section("Failure", render_failure(record.failure)))
@@ -180,8 +190,7 @@ def attempt_page(catalogue: Catalogue, address: str, number: int) -> Markup:
 
 
 def _attempt_facts(catalogue: Catalogue, record: AttemptRecord, address: str) -> Markup:
-    step = catalogue.step(address)
-    committed = getattr(step, "attempt", None)
+    committed = getattr(catalogue.record(address), "attempt", None)
     return fields(
         [
             ("reason", record.reason),

@@ -2,8 +2,8 @@
 
 Events: ``lines`` (whole lines, cleaned, as a JSON string), ``partial`` (the line that is not finished yet, which the
 next event replaces) and ``end``. The id of an event is the position behind its last whole line, so a browser whose
-connection broke goes on from there by itself. A stream ends when the attempt has ended and all that it printed was
-sent, or when the server stops.
+connection broke goes on from there by itself. A stream ends when the attempt has ended, or its driver has died, and
+all that it printed was sent, or when the server stops.
 
 See: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -12,7 +12,6 @@ import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from marin_core.records import AttemptRecord
 from marin_core.server.catalogue import Catalogue
 from marin_core.web.files import UnreadableFileError
 from marin_core.web.logs import clean_line
@@ -85,7 +84,7 @@ async def follow(
     shown, looks = b"", 0
     while not stopping():
         # The state comes first: what an ended attempt printed is all there when the log is read after it.
-        is_running = await anyio.to_thread.run_sync(_is_running, catalogue, address, number)
+        is_running = await anyio.to_thread.run_sync(catalogue.attempt_state, address, number) == "running"
         found = look(await anyio.to_thread.run_sync(read, offset), offset=offset, shown=shown)
         offset, shown = found.offset, found.partial
         if found.events:
@@ -100,8 +99,3 @@ async def follow(
         if looks % _HEARTBEAT_LOOKS == 0:
             yield ": still here\n\n"
         await anyio.sleep(_PERIOD)
-
-
-def _is_running(catalogue: Catalogue, address: str, number: int) -> bool:
-    record = catalogue.attempt(address, number)
-    return isinstance(record, AttemptRecord) and record.state == "running"

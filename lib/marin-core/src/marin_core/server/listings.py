@@ -4,13 +4,13 @@ A page of a listing reads the records that it shows and no others; a filter over
 """
 
 import time
+from collections.abc import Sequence
 
-from marin_core.errors import CorruptRecordError, NewerRecordError
+from marin_core.errors import NewerRecordError
 from marin_core.quantities import format_bytes, format_seconds, format_time
-from marin_core.records import StepRecord
-from marin_core.server.catalogue import Catalogue, RunSummary, Unreadable, matching
+from marin_core.reading.catalogue import RunHead, Unreadable
+from marin_core.server.catalogue import Catalogue, RunSummary, matching
 from marin_core.server.frames import count, page, pager, search, state, table
-from marin_core.web.files import UnreadableFileError
 from marin_core.web.links import DIFF, RUNS, STEPS, diff_url, run_url, step_url
 from marin_core.web.markup import Markup, element, note
 
@@ -25,7 +25,7 @@ def runs_page(catalogue: Catalogue, *, query: str, number: int) -> Markup:
         query: words that a run's id, script, command or status must contain.
         number: the page, from 1.
     """
-    ids = catalogue.run_ids()
+    ids = catalogue.run_ids[::-1]
     found = ids if not query else _matching_runs(catalogue, ids, query)
     start = PAGE * (number - 1)
     rows = [_run_row(run_id, catalogue.summary(run_id)) for run_id in found[start : start + PAGE]]
@@ -43,12 +43,12 @@ def runs_page(catalogue: Catalogue, *, query: str, number: int) -> Markup:
     )
 
 
-def _matching_runs(catalogue: Catalogue, ids: list[str], query: str) -> list[str]:
+def _matching_runs(catalogue: Catalogue, ids: Sequence[str], query: str) -> list[str]:
     described = {}
     for run_id in ids:
         summary = catalogue.summary(run_id)
-        words = (summary.status, summary.script, *summary.argv) if isinstance(summary, RunSummary) else ("corrupt",)
-        described[" ".join(map(str, (run_id, *words)))] = run_id
+        head = summary.head if isinstance(summary, RunSummary) else None
+        described[" ".join((run_id, *((head.status, head.script, *head.argv) if head else ("corrupt",))))] = run_id
     return [described[text] for text in matching(list(described), query)]
 
 
@@ -56,32 +56,28 @@ def _run_row(run_id: str, summary: RunSummary | Unreadable) -> Markup:
     link = element("a", element("code", run_id), href=run_url(run_id))
     if not isinstance(summary, RunSummary):
         return _unreadable_row(element("code", run_id), summary, columns=5)
-    try:
-        end = summary.ended_at
-        took = format_seconds(end - summary.started_at) if end else _age(summary)
-        cells = (
-            element("td", state(summary.status)),
-            element("td", element("a", summary.script or "–", href=run_url(run_id)), _command(summary)),
-            element("td", format_time(summary.started_at), class_="when"),
-            element("td", took, class_="number"),
-            element("td", ", ".join(f"{n:,} {outcome}" for outcome, n in summary.outcomes.items()) or "none"),
-            element("td", link),
-        )
-    except (TypeError, ValueError, AttributeError) as e:
-        return _unreadable_row(element("code", run_id), CorruptRecordError(f"runs/{run_id}.json: {e}"), columns=5)
-    return element("tr", cells)
+    head = summary.head
+    return element(
+        "tr",
+        element("td", state(head.status)),
+        element("td", element("a", head.script or "–", href=run_url(run_id)), _command(head)),
+        element("td", format_time(head.started_at), class_="when"),
+        element("td", _took(head), class_="number"),
+        element("td", ", ".join(f"{n:,} {outcome}" for outcome, n in head.outcomes.items()) or "none"),
+        element("td", link),
+    )
 
 
-def _command(summary: RunSummary) -> Markup | None:
+def _command(head: RunHead) -> Markup | None:
     """The flags, which tell the runs of one script apart."""
-    flags = " ".join(map(str, summary.argv[1:]))
+    flags = " ".join(head.argv[1:])
     return element("small", flags if len(flags) <= 120 else f"{flags[:119]}…") if flags else None
 
 
-def _age(summary: RunSummary) -> str:
-    return (
-        f"{format_seconds(max(0.0, time.time() - summary.started_at))} so far" if summary.status == "running" else "–"
-    )
+def _took(head: RunHead) -> str:
+    if head.ended_at is not None:
+        return format_seconds(head.ended_at - head.started_at)
+    return f"{format_seconds(max(0.0, time.time() - head.started_at))} so far" if head.status == "running" else "–"
 
 
 def steps_page(catalogue: Catalogue, *, query: str, number: int) -> Markup:
@@ -92,7 +88,7 @@ def steps_page(catalogue: Catalogue, *, query: str, number: int) -> Markup:
         query: words that an address must contain.
         number: the page, from 1.
     """
-    addresses = catalogue.addresses()
+    addresses = catalogue.addresses
     found = matching(addresses, query)
     start = PAGE * (number - 1)
     rows = [_step_row(catalogue, address) for address in found[start : start + PAGE]]
@@ -111,40 +107,22 @@ def steps_page(catalogue: Catalogue, *, query: str, number: int) -> Markup:
 
 
 def _step_row(catalogue: Catalogue, address: str) -> Markup:
-    link = element("a", address, href=step_url(address))
-    record = catalogue.step(address)
-    if isinstance(record, StepRecord):
-        try:
-            cells = (
-                element("td", state("committed"), _tried_again(catalogue, address, record)),
-                element("td", format_time(record.committed_at), class_="when"),
-                element("td", format_seconds(record.seconds), class_="number"),
-                element("td", f"{len(record.files):,}", class_="number"),
-                element("td", format_bytes(record.num_bytes), class_="number"),
-            )
-            return element("tr", element("td", link), cells)
-        except (TypeError, ValueError, AttributeError) as e:
-            return _unreadable_row(link, CorruptRecordError(f"{address}/step.json: {e}"), columns=5)
-    if record is not None:
-        return _unreadable_row(link, record, columns=5)
-    return element("tr", element("td", link), element("td", state(uncommitted_state(catalogue, address)), colspan=5))
-
-
-def _tried_again(catalogue: Catalogue, address: str, record: StepRecord) -> Markup | None:
-    """What a later attempt than the committed one has come to."""
-    newest = next(iter(catalogue.attempts(address)), record.attempt)
-    if newest <= record.attempt:
-        return None
-    attempt = catalogue.attempt(address, newest)
-    return element("small", f"attempt {newest}: {getattr(attempt, 'state', 'unreadable')}")
-
-
-def uncommitted_state(catalogue: Catalogue, address: str) -> str:
-    """What a step without a committed output is in: the state of its newest attempt."""
-    numbers = catalogue.attempts(address)
-    if not numbers:
-        return "never tried"
-    return str(getattr(catalogue.attempt(address, numbers[0]), "state", "unreadable"))
+    found = catalogue.state(address)
+    link, commit = element("a", address, href=step_url(address)), found.commit
+    said = element(
+        "td", state(found.state), element("small", found.note) if found.note else None, colspan=None if commit else 5
+    )
+    if commit is None:
+        return element("tr", element("td", link), said)
+    return element(
+        "tr",
+        element("td", link),
+        said,
+        element("td", format_time(commit.committed_at), class_="when"),
+        element("td", format_seconds(commit.seconds), class_="number"),
+        element("td", f"{commit.num_files:,}", class_="number"),
+        element("td", format_bytes(commit.num_bytes), class_="number"),
+    )
 
 
 def _unreadable_row(link: Markup, error: Unreadable, *, columns: int) -> Markup:
@@ -156,7 +134,5 @@ def _unreadable_row(link: Markup, error: Unreadable, *, columns: int) -> Markup:
 
 
 def unreadable_word(error: Unreadable) -> str:
-    """Corrupt, or what else keeps a record from being read."""
-    if isinstance(error, NewerRecordError):
-        return "newer"
-    return "unreadable" if isinstance(error, UnreadableFileError) else "corrupt"
+    """What keeps a record from being read."""
+    return "newer" if isinstance(error, NewerRecordError) else "corrupt"

@@ -24,7 +24,7 @@ from marin_core.records import FileEntry
 from marin_core.store.manifests import manifest, sha256_of, sync_directory
 from marin_core.threads import DaemonExecutor
 
-__all__ = ["Guard", "Store", "Versioned", "default_prefix", "manifest", "open_store", "sync_directory"]
+__all__ = ["Guard", "Status", "Store", "Versioned", "default_prefix", "manifest", "open_store", "sync_directory"]
 
 DEFAULT_PREFIX = ".marin"
 _CONDITIONAL = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}
@@ -37,6 +37,13 @@ class Versioned(NamedTuple):
     """The bytes at a key, and their version: opaque, and different after every change of the bytes."""
 
     data: bytes
+    version: str
+
+
+class Status(NamedTuple):
+    """A file as it stands: size in bytes, and a version, opaque and different after every change."""
+
+    size: int
     version: str
 
 
@@ -172,6 +179,22 @@ class Store(ABC):
         """The bytes at a key; None when there is nothing."""
         found = self.read_versioned(key)
         return None if found is None else found.data
+
+    def status(self, key: str) -> Status | None:
+        """Size and version of a file; None when there is none."""
+        found = self.read_versioned(key)
+        return None if found is None else Status(len(found.data), found.version)
+
+    def read_range(self, key: str, *, start: int, stop: int) -> bytes:
+        """The bytes of a file from ``start`` up to ``stop``, both within it.
+
+        Raises:
+            FileNotFoundError: there is nothing at the key.
+        """
+        data = self.read(key)
+        if data is None:
+            raise FileNotFoundError(key)
+        return data[start:stop]
 
     def upload(self, source: Path, key: str) -> None:
         """Copies a local directory to a key, files in parallel. Not atomic: a commit comes after it.

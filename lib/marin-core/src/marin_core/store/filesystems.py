@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from marin_core.errors import ConflictError, PrefixError
-from marin_core.store import Guard, Store, Versioned
+from marin_core.store import Guard, Status, Store, Versioned
 
 _lock = threading.RLock()
+_VERSIONS = ("e_tag", "ETag", "etag", "mtime", "last_modified", "LastModified", "created")
+"""What filesystems call the thing that changes with a file."""
 
 
 class FilesystemStore(Store):
@@ -51,6 +53,21 @@ class FilesystemStore(Store):
         except OSError as e:
             raise self.error(e) from e
         return Versioned(data, _version(data))
+
+    def status(self, key: str) -> Status | None:
+        """Size and version, as far as the filesystem tells one."""
+        try:
+            found = self._fs.info(self._path(key))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as e:
+            raise self.error(e) from e
+        version = next((str(found[name]) for name in _VERSIONS if found.get(name)), "")
+        return Status(int(found["size"]), f"{found['size']}-{version}") if found["type"] == "file" else None
+
+    def read_range(self, key: str, *, start: int, stop: int) -> bytes:
+        """The bytes of a file from ``start`` up to ``stop``, both within it."""
+        return self._fs.cat_file(self._path(key), start=start, end=stop)
 
     def swap(
         self, key: str, data: bytes, *, expected: str | None, guard: Guard | None = None, durable: bool = False

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from marin_core.errors import ConflictError, PrefixError, UnsettledError
-from marin_core.store import Guard, Store, Versioned
+from marin_core.store import Guard, Status, Store, Versioned
 
 _PATIENCE, _FIRST_PATIENCE = 30.0, 5.0
 """Seconds for which one operation is retried; the second, of a store that has never answered: a wrong endpoint, or no
@@ -101,6 +101,22 @@ class ObjectStore(Store):
             return Versioned(bytes(got.bytes()), _version(got.meta))
         except FileNotFoundError:
             return None
+
+    def status(self, key: str) -> Status | None:
+        """Size and version, by a HEAD."""
+
+        def head() -> Status | None:
+            try:
+                found = self._client.head(key)
+            except FileNotFoundError:
+                return None
+            return Status(found["size"], _version(found))
+
+        return self._retried(head)
+
+    def read_range(self, key: str, *, start: int, stop: int) -> bytes:
+        """A ranged GET."""
+        return self._retried(lambda: bytes(self._client.get_range(key, start=start, end=stop)))
 
     def swap(
         self, key: str, data: bytes, *, expected: str | None, guard: Guard | None = None, durable: bool = False

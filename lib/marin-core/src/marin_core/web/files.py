@@ -8,18 +8,17 @@ Whatever cannot be read raises `UnreadableFileError`, which a page shows as a no
 
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from marin_core.errors import MarinCoreError, UsageError
+from marin_core.ahead import side_by_side
+from marin_core.errors import MarinCoreError, PrefixError
+from marin_core.store import Status, Store, open_store
 
-_FAILURES = (OSError, ValueError, RuntimeError)
-"""What reading raises: the system's errors, a path with a null byte, and (Python 3.12) a loop of symbolic links."""
-_VERSIONS = ("e_tag", "ETag", "etag", "mtime", "last_modified", "LastModified", "created")
-"""What filesystems call the thing that changes with a file."""
-_OBJECT_STORES = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Schemes -> the extra that brings their client."""
+_FAILURES = (OSError, ValueError, RuntimeError, PrefixError)
+"""What reading raises: the system's errors, a path with a null byte, (Python 3.12) a loop of symbolic links, and a
+store that does not answer."""
 
 
 class UnreadableFileError(MarinCoreError):
@@ -34,70 +33,64 @@ class FoundFile:
     size: int
 
 
-@dataclass(frozen=True)
-class FileStatus:
-    """A regular file: size in bytes, and a version that is another after every change."""
-
-    size: int
-    version: str
-
-
 class PrefixFiles:
-    """The files under one prefix, a directory or any fsspec URL.
+    """The files under one prefix. Of a directory, links are resolved and judged; any other store has none.
 
     Args:
-        prefix: where the run's steps lie.
+        prefix: where the run's steps lie: a directory, a URL, or its store.
         allowance_bytes: the most that `embed` and `tail` hand out in total.
     """
 
-    def __init__(self, prefix: str, *, allowance_bytes: int = 24_000_000) -> None:
-        from fsspec.implementations.local import LocalFileSystem
-
-        self._filesystem: Any
-        self._filesystem, self._root = _filesystem_of(prefix)
-        self._is_local = isinstance(self._filesystem, LocalFileSystem)
-        if self._is_local:
-            self._root = str(Path(self._root).resolve())
+    def __init__(self, prefix: str | Store, *, allowance_bytes: int = 24_000_000) -> None:
+        self._store = open_store(prefix, unsafe_single_writer=True) if isinstance(prefix, str) else prefix
+        url = self._store.url
+        local = self._store.local or (Path(url.removeprefix("local://")) if url.startswith("local://") else None)
+        self._root = None if local is None else local.resolve()
         self._remaining = allowance_bytes
 
     def find(self, directory: str, *, max_files: int) -> list[FoundFile]:
         """At most `max_files` of the files below a directory, sorted by path; linked directories are not entered."""
         try:
-            found = self._walk(directory, max_files) if self._is_local else self._list(directory)
+            found = self._list(directory) if self._root is None else self._walk(directory, max_files)
         except _FAILURES as e:
             raise UnreadableFileError(f"{directory}: {_reason(e)}") from e
         return sorted(found, key=lambda f: f.path)[:max_files]
 
+    def find_each(self, directories: Iterable[str], *, max_files: int) -> "list[list[FoundFile] | UnreadableFileError]":
+        """`find` of each directory, side by side where each is a journey; in the place of one that fails, why."""
+
+        def look(directory: str) -> list[FoundFile] | UnreadableFileError:
+            try:
+                return self.find(directory, max_files=max_files)
+            except UnreadableFileError as e:
+                return e
+
+        return side_by_side(self._store, look, directories)
+
     def names(self, directory: str) -> list[str]:
         """Names directly below a directory, sorted; none where there is no such directory."""
         try:
-            if self._is_local:
-                return sorted(os.listdir(self._contained(directory)))  # noqa: PTH208  names, and nothing of the files
-            return sorted(
-                {p.rstrip("/").rpartition("/")[2] for p in self._filesystem.ls(self._remote(directory), detail=False)}
-            )
+            if self._root is None:
+                return self._store.names(_relative(directory).as_posix())
+            return sorted(os.listdir(self._contained(directory)))  # noqa: PTH208  names, and nothing of the files
         except (FileNotFoundError, NotADirectoryError):
             return []
         except _FAILURES as e:
             raise UnreadableFileError(f"{directory}: {_reason(e)}") from e
 
-    def status(self, path: str) -> FileStatus | None:
+    def status(self, path: str) -> Status | None:
         """Size and version of a regular file; None where there is none.
 
         Raises:
             UnreadableFileError: it is something else, or outside the prefix.
         """
         try:
-            if self._is_local:
-                found = self._contained(path).stat()
-                if not stat.S_ISREG(found.st_mode):
-                    raise UnreadableFileError(f"{path}: not a regular file")
-                return FileStatus(found.st_size, f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}")
-            entry = self._filesystem.info(self._remote(path))
-            if entry["type"] != "file":
+            if self._root is None:
+                return self._store.status(_relative(path).as_posix())
+            found = self._contained(path).stat()
+            if not stat.S_ISREG(found.st_mode):
                 raise UnreadableFileError(f"{path}: not a regular file")
-            version = next((str(entry[key]) for key in _VERSIONS if entry.get(key)), "")
-            return FileStatus(int(entry["size"]), f"{entry['size']}-{version}")
+            return Status(found.st_size, f"{found.st_size}-{found.st_mtime_ns}-{found.st_ino}")
         except (FileNotFoundError, NotADirectoryError):
             return None
         except _FAILURES as e:
@@ -122,6 +115,24 @@ class PrefixFiles:
             raise UnreadableFileError(f"{path}: {size:,} bytes, and at most {max_bytes:,} are shown")
         return data
 
+    def record(self, path: str, *, max_bytes: int) -> bytes | None:
+        """`read` of a record, without a second journey for its size; None where there is no file.
+
+        Raises:
+            UnreadableFileError: it is larger than `max_bytes`, not a regular file, or outside the prefix.
+        """
+        try:
+            if self._root is None:
+                return self._store.read(_relative(path).as_posix())
+            size, data = self._local_range(path, 0, max_bytes)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except _FAILURES as e:
+            raise UnreadableFileError(f"{path}: {_reason(e)}") from e
+        if size > max_bytes:
+            raise UnreadableFileError(f"{path}: {size:,} bytes, and at most {max_bytes:,} are read")
+        return data
+
     def embed(self, path: str, *, max_bytes: int) -> bytes:
         """`read`, charged to the page's allowance."""
         return self._charged(path, self.read(path, max_bytes=min(max_bytes, max(0, self._remaining))))
@@ -140,13 +151,15 @@ class PrefixFiles:
     def _range(self, path: str, *, start: int, stop: int | None) -> tuple[int, bytes]:
         """Size of the file and the bytes from `start` (negative: from the end) up to `stop`."""
         try:
-            if self._is_local:
+            if self._root is not None:
                 return self._local_range(path, start, stop)
-            remote = self._remote(path)
-            size = int(self._filesystem.size(remote))
-            begin = start if start >= 0 else max(0, size + start)
-            end = size if stop is None else min(stop, size)
-            return size, self._filesystem.cat_file(remote, start=begin, end=end) if begin < end else b""
+            key = _relative(path).as_posix()
+            found = self._store.status(key)
+            if found is None:
+                raise FileNotFoundError(key)
+            begin = start if start >= 0 else max(0, found.size + start)
+            end = found.size if stop is None else min(stop, found.size)
+            return found.size, self._store.read_range(key, start=begin, stop=end) if begin < end else b""
         except _FAILURES as e:
             raise UnreadableFileError(f"{path}: {_reason(e)}") from e
 
@@ -176,32 +189,14 @@ class PrefixFiles:
         return found
 
     def _list(self, directory: str) -> list[FoundFile]:
-        base = self._remote(directory)
-        listing = self._filesystem.find(base, detail=True)
-        return [FoundFile(p[len(base) :].lstrip("/"), int(entry["size"] or 0)) for p, entry in listing.items()]
+        return [FoundFile(path, size) for path, size in self._store.tree(_relative(directory).as_posix()).items()]
 
     def _contained(self, path: str) -> Path:
-        resolved = Path(self._root, _relative(path)).resolve(strict=True)
-        if not resolved.is_relative_to(self._root):
+        root = self._root or Path()
+        resolved = (root / _relative(path)).resolve(strict=True)
+        if not resolved.is_relative_to(root):
             raise UnreadableFileError(f"{path}: refused, it leads outside the prefix")
         return resolved
-
-    def _remote(self, path: str) -> str:
-        return f"{self._root.rstrip('/')}/{_relative(path)}"
-
-
-def _filesystem_of(prefix: str) -> tuple[Any, str]:
-    """The filesystem behind a prefix and the path in it; object stores through the client that the extras bring."""
-    from fsspec.core import url_to_fs
-
-    scheme, _, path = prefix.partition("://")
-    if scheme not in _OBJECT_STORES:
-        return url_to_fs(prefix)
-    try:
-        from obstore.fsspec import FsspecStore
-    except ModuleNotFoundError as e:
-        raise UsageError(f"prefix {prefix}: pip install 'marin-core[{_OBJECT_STORES[scheme]}]'") from e
-    return FsspecStore("s3" if scheme == "s3" else "gs"), path
 
 
 def _relative(path: str) -> PurePosixPath:

@@ -30,10 +30,10 @@ _TROUBLE = (*FAILED, "blocked", "running", "pending")
 def render_lineage(view: RunView) -> Markup:
     """The section: the drawing of every step, or of every name with a table of their outcomes."""
     nodes = view.record.nodes
-    boxes, edges, rest = _boxes(view), list(view.edges), _legend(nodes)
+    boxes, edges, rest = _boxes(view), list(view.edges), _legend(view)
     if len(nodes) > MAX_DRAWN or len(view.edges) > _MAX_EDGES:
         boxes, edges = _by_name(view)
-        rest = _summary(nodes, num_edges=len(view.edges))
+        rest = _summary(view)
     is_drawn = len(boxes) <= MAX_DRAWN and len(edges) <= _MAX_EDGES
     graph = _drawing(boxes, edges) if is_drawn and nodes else None
     return element(
@@ -67,8 +67,8 @@ def _boxes(view: RunView) -> list[_Box]:
     return [
         _Box(
             name=node.name,
-            second=_second_line(node, apart),
-            title=f"{node.address}\n{node.outcome}: {node.reason}",
+            second=_second_line(view, node, apart),
+            title=f"{node.address}\n{view.word(node.outcome)}: {node.reason}",
             outcome=outcome_class(node.outcome),
             target=i,
         )
@@ -91,7 +91,7 @@ def _by_name(view: RunView) -> tuple[list[_Box], list[tuple[int, int]]]:
     for name, indices in members.items():
         outcomes = Counter(outcome_class(view.record.nodes[i].outcome) for i in indices)
         worst = next((o for o in _TROUBLE if o in outcomes), outcomes.most_common(1)[0][0])
-        said = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.most_common())
+        said = ", ".join(f"{count:,} {view.word(outcome)}" for outcome, count in outcomes.most_common())
         target = next(i for i in indices if outcome_class(view.record.nodes[i].outcome) == worst)
         boxes.append(_Box(name, format_count(len(indices), "step"), f"{name}\n{said}", worst, target))
     return boxes, edges
@@ -153,14 +153,15 @@ def _curve(route: Sequence[Point]) -> str:
     return "".join(path)
 
 
-def _legend(nodes: Sequence[NodeRecord]) -> Markup:
-    counts = Counter(outcome_class(node.outcome) for node in nodes)
-    keys = [element("li", f"{count:,} {outcome}", class_=f"outcome-{outcome}") for outcome, count in counts.items()]
+def _legend(view: RunView) -> Markup:
+    counts = Counter(outcome_class(node.outcome) for node in view.record.nodes)
+    keys = [element("li", f"{count:,} {view.word(o)}", class_=f"outcome-{o}") for o, count in counts.items()]
     return element("ul", keys, class_="legend")
 
 
-def _summary(nodes: Sequence[NodeRecord], *, num_edges: int) -> Markup:
+def _summary(view: RunView) -> Markup:
     """A row for each step name, the most frequent first."""
+    nodes = view.record.nodes
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     seconds: dict[str, float] = defaultdict(float)
     for node in nodes:
@@ -172,7 +173,7 @@ def _summary(nodes: Sequence[NodeRecord], *, num_edges: int) -> Markup:
             "tr",
             element("th", name, scope="row"),
             element("td", f"{outcomes[name].total():,}", class_="number"),
-            element("td", ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes[name].most_common())),
+            element("td", ", ".join(f"{count:,} {view.word(o)}" for o, count in outcomes[name].most_common())),
             element("td", format_seconds(seconds[name]), class_="number"),
         )
         for name in names[:_MAX_NAMES]
@@ -180,7 +181,7 @@ def _summary(nodes: Sequence[NodeRecord], *, num_edges: int) -> Markup:
     head = [element("th", title, scope="col") for title in ("step", "count", "outcomes", "time")]
     more = note(format_count(len(names) - _MAX_NAMES, "more name")) if len(names) > _MAX_NAMES else None
     return fragment(
-        note(f"{len(nodes):,} steps and {num_edges:,} edges are too many to draw one by one; here they are by name."),
+        note(f"{len(nodes):,} steps and {len(view.edges):,} edges are too many to draw one by one; here by name."),
         element("table", element("thead", element("tr", head)), element("tbody", rows), class_="data"),
         more,
     )
@@ -190,7 +191,9 @@ def _short(name: str) -> str:
     return name if len(name) <= _MAX_CHARACTERS else f"…{name[1 - _MAX_CHARACTERS :]}"
 
 
-def _second_line(node: NodeRecord, distinction: str) -> str:
+def _second_line(view: RunView, node: NodeRecord, distinction: str) -> str:
     done = node.outcome in COMMITTED
     size = format_bytes(node.num_bytes) if done and node.num_files and not distinction else ""
-    return " · ".join(filter(None, [distinction, format_seconds(node.seconds) if done else node.outcome, size]))
+    return " · ".join(
+        filter(None, [distinction, format_seconds(node.seconds) if done else view.word(node.outcome), size])
+    )

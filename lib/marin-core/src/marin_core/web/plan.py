@@ -1,6 +1,6 @@
 """A plan as a page: the graph of a script's steps, drawn, with the decision about each and its reason.
 
-It is the page of a run that has not begun: what would be reused shows what is committed, the rest is pending. So it is
+It is the page of a run that has not begun: what would be reused shows what is committed, the rest would run. So it is
 made of the parts that a run's page is made of, and under the same security policy.
 """
 
@@ -43,7 +43,7 @@ def render_plan(graph: Graph, planned: Sequence[Planned], *, script: str, prefix
         ended_at=None,
         nodes=tuple(_node(graph, p) for p in planned),
     )
-    view = RunView.of(record, PrefixFiles(prefix))
+    view = RunView.of(record, PrefixFiles(prefix), planned=True)
     return render_page(view, _header, (("lineage", "Lineage", render_lineage), ("steps", "Steps", render_steps)))
 
 

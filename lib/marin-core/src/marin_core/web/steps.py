@@ -46,7 +46,7 @@ def render_steps(view: RunView) -> Markup:
     return element(
         "section",
         element("h2", "Steps"),
-        _filter(nodes) if len(nodes) >= _FILTER_FROM else None,
+        _filter(view) if len(nodes) >= _FILTER_FROM else None,
         note(f"Logs and outputs are shown for {MAX_INSPECTED:,} of {len(nodes):,} steps.")
         if uninspected and not view.served
         else None,
@@ -121,9 +121,10 @@ def render_failure(failure: Failure) -> Markup:
     )
 
 
-def _filter(nodes: Sequence[NodeRecord]) -> Markup:
+def _filter(view: RunView) -> Markup:
+    nodes = view.record.nodes
     outcomes = dict.fromkeys(outcome_class(node.outcome) for node in nodes)
-    options = [element("option", outcome, value=outcome) for outcome in outcomes]
+    options = [element("option", view.word(outcome), value=outcome) for outcome in outcomes]
     return element(
         "form",
         element("label", "Filter ", element("input", type="search", placeholder="name, reason or address")),
@@ -155,7 +156,7 @@ def _line(view: RunView, index: int) -> Markup:
             element("small", _decision(node)),
             class_="name",
         ),
-        element("span", outcome_class(node.outcome), element("small", attempt) if attempt else None, class_="outcome"),
+        element("span", view.word(node.outcome), element("small", attempt) if attempt else None, class_="outcome"),
         element("span", _bar(view, node), class_="when"),
         element("span", format_seconds(node.seconds), class_="number"),
         element("span", size, element("small", files) if files else None, class_="number"),

@@ -42,8 +42,11 @@ class RunView:
     served: bool = False
     """A server shows the page, so that it may link to pages of steps, attempts and files."""
 
+    planned: bool = False
+    """It is the run of a plan: what is pending would run."""
+
     @classmethod
-    def of(cls, record: RunRecord, files: PrefixFiles, *, served: bool = False) -> "RunView":
+    def of(cls, record: RunRecord, files: PrefixFiles, *, served: bool = False, planned: bool = False) -> "RunView":
         position = {node.address: i for i, node in enumerate(record.nodes)}
         targets = tuple(position[address] for address in record.targets if address in position)
         edges = tuple(
@@ -58,18 +61,16 @@ class RunView:
         )
         outputs: dict[int, tuple[FoundFile, ...]] = {}
         missing: dict[int, str] = {}
-        for i in ranked[:MAX_INSPECTED]:
-            directory = output_directory(record.nodes[i])
-            if directory is None:
-                continue
-            try:
-                outputs[i] = tuple(files.find(directory, max_files=_MAX_FILES))
-            except UnreadableFileError as e:
-                missing[i] = str(e)
+        committed = {i: at for i in ranked[:MAX_INSPECTED] if (at := output_directory(record.nodes[i])) is not None}
+        for i, found in zip(committed, files.find_each(committed.values(), max_files=_MAX_FILES), strict=True):
+            if isinstance(found, UnreadableFileError):
+                missing[i] = str(found)
+            else:
+                outputs[i] = tuple(found)
         links = {address: f"#s{i}" for address, i in position.items()}
         inspected = frozenset(ranked[:MAX_INSPECTED])
         apart = tuple(distinctions(record.nodes, edges))
-        return cls(record, files, links, edges, apart, targets, inspected, outputs, missing, served)
+        return cls(record, files, links, edges, apart, targets, inspected, outputs, missing, served, planned)
 
     def inspecting(self, index: int) -> "RunView":
         """The same run with the files of one step looked at, whether or not they were before."""
@@ -90,6 +91,14 @@ class RunView:
     def label(self, index: int) -> str:
         """The step's name, with what tells it apart where the name alone does not."""
         return f"{self.record.nodes[index].name} {self.distinctions[index]}".rstrip()
+
+    def word(self, outcome: str) -> str:
+        """An outcome as it is told."""
+        return "would run" if self.planned and outcome == "pending" else outcome_class(outcome)
+
+    def label_of(self, node: NodeRecord) -> str:
+        """`label` of one of the record's nodes."""
+        return self.label(int(self.links[node.address].removeprefix("#s")))
 
     @property
     def headline(self) -> tuple[int, ...]:
