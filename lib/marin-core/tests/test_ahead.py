@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marin_core import Graph, StepRunner, ahead, lower, reasons
+from marin_core import Graph, StepRunner, ahead, lower
 from marin_core.ahead import side_by_side
-from marin_core.reasons import History, Options, decide, plan, read_record
+from marin_core.history import History
+from marin_core.reasons import Options, decide, plan, read_record
 from marin_core.records import StepRecord
 from marin_core.running.ledger import Silence
 from marin_core.script import plan_lines, run_script
@@ -240,7 +241,7 @@ def test_many_names_are_not_all_looked_into(
 ) -> None:
     flow = module(FLOW)
     assert StepRunner(prefix, launcher="inline").run(lower(flow.build(n=6, name="leaf{}"))).ok
-    monkeypatch.setattr(reasons, "_MOST_READ", 2)
+    monkeypatch.setattr("marin_core.history._MOST_READ", 2)
     changed = lower([flow.leaf(i=9, name=f"leaf{i}") for i in range(6)])
     told = [p.reason for p in plan(changed, open_store(prefix), options=Options())]
     assert [reason.partition(":")[0] for reason in told] == ["recipe is new"] * 2 + ["no committed output"] * 4

@@ -37,6 +37,7 @@ from marin_core.errors import (
 )
 from marin_core.graph import Graph, Node
 from marin_core.handles import Input
+from marin_core.history import History
 from marin_core.launchers import JobStatus, Launcher
 from marin_core.processes import Process, kill_group
 from marin_core.quantities import format_seconds
@@ -116,7 +117,7 @@ class Loop:
         self.overtime: set[str] = set()
         self.tries: dict[str, int] = {}
         self.witness = leases.Witness()
-        self.history = reasons.History(store)
+        self.history = History(store)
 
     def run(self) -> RunRecord:
         """Runs to the end and returns the record.
@@ -152,7 +153,7 @@ class Loop:
         return record
 
     def _plan(self) -> tuple[reasons.Planned, ...]:
-        self.history = reasons.History(self.store)
+        self.history = History(self.store)
         planned = reasons.plan(self.graph, self.store, options=self.options, history=self.history)
         self.planned = {p.address: p for p in planned}
         self.found = {p.address: p.record for p in planned}

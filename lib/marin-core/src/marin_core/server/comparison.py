@@ -114,7 +114,7 @@ def _units(catalogue: Catalogue, node: NodeRecord) -> dict[str, Any]:
     record = catalogue.step(node.address)
     if not isinstance(record, StepRecord) or record.attempt != node.attempt:
         return {}
-    return {name: digest[:12] for name, digest in record.code.items()}
+    return dict(record.code)
 
 
 def _metrics(catalogue: Catalogue, node: NodeRecord) -> dict[str, Any]:
