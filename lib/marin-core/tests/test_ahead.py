@@ -83,12 +83,18 @@ def far(prefix: str, **options: Any) -> Any:
 def one_by_one(graph: Graph, store: Any, options: Options) -> list[tuple[str, str, str]]:
     """What a plan is: each node in its turn, from what is committed and from the decisions before."""
     outputs: dict[str, str | None] = {}
+    stuck: dict[str, str] = {}
     said = []
     for address, node in graph.nodes.items():
         found = read_record(store, address)
         decision, reason = decide(
             node, found, outputs=outputs, options=options, store=store, history=History(store)
         )  # fmt: skip
+        stuck[address] = next((stuck[u] for u in node.upstream if stuck[u]), "")
+        if stuck[address] and decision != "refuse":
+            decision, reason = "blocked", stuck[address]
+        elif decision == "refuse":
+            stuck[address] = f"blocked by {node.name}"
         kept = isinstance(found, StepRecord) and decision in ("reuse", "accept")
         outputs[address] = found.output_digest if kept else None
         said.append((address, decision, reason))
