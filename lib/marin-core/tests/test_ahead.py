@@ -91,10 +91,11 @@ def one_by_one(graph: Graph, store: Any, options: Options) -> list[tuple[str, st
             node, found, outputs=outputs, options=options, store=store, history=History(store)
         )  # fmt: skip
         stuck[address] = next((stuck[u] for u in node.upstream if stuck[u]), "")
-        if stuck[address] and decision != "refuse":
+        if stuck[address] and decision not in ("refuse", "unselected"):
             decision, reason = "blocked", stuck[address]
-        elif decision == "refuse":
-            stuck[address] = f"blocked by {node.name}"
+        elif decision in ("refuse", "unselected"):
+            lacks = ", which has no committed output and is not selected" * (decision == "unselected")
+            stuck[address] = f"blocked by {node.name}{lacks}"
         kept = isinstance(found, StepRecord) and decision in ("reuse", "accept")
         outputs[address] = found.output_digest if kept else None
         said.append((address, decision, reason))
