@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marin_core import Graph, StepRunner, ahead, lower, reasons
+from marin_core import Graph, StepRunner, ahead, lower
 from marin_core.ahead import side_by_side
-from marin_core.reasons import History, Options, decide, plan, read_record
+from marin_core.history import History
+from marin_core.reasons import Options, decide, plan, read_record
 from marin_core.records import StepRecord
 from marin_core.running.ledger import Silence
 from marin_core.script import plan_lines, run_script
@@ -82,12 +83,19 @@ def far(prefix: str, **options: Any) -> Any:
 def one_by_one(graph: Graph, store: Any, options: Options) -> list[tuple[str, str, str]]:
     """What a plan is: each node in its turn, from what is committed and from the decisions before."""
     outputs: dict[str, str | None] = {}
+    stuck: dict[str, str] = {}
     said = []
     for address, node in graph.nodes.items():
         found = read_record(store, address)
         decision, reason = decide(
             node, found, outputs=outputs, options=options, store=store, history=History(store)
         )  # fmt: skip
+        stuck[address] = next((stuck[u] for u in node.upstream if stuck[u]), "")
+        if stuck[address] and decision not in ("refuse", "unselected"):
+            decision, reason = "blocked", stuck[address]
+        elif decision in ("refuse", "unselected"):
+            lacks = ", which has no committed output and is not selected" * (decision == "unselected")
+            stuck[address] = f"blocked by {node.name}{lacks}"
         kept = isinstance(found, StepRecord) and decision in ("reuse", "accept")
         outputs[address] = found.output_digest if kept else None
         said.append((address, decision, reason))
@@ -240,7 +248,7 @@ def test_many_names_are_not_all_looked_into(
 ) -> None:
     flow = module(FLOW)
     assert StepRunner(prefix, launcher="inline").run(lower(flow.build(n=6, name="leaf{}"))).ok
-    monkeypatch.setattr(reasons, "_MOST_READ", 2)
+    monkeypatch.setattr("marin_core.history._MOST_READ", 2)
     changed = lower([flow.leaf(i=9, name=f"leaf{i}") for i in range(6)])
     told = [p.reason for p in plan(changed, open_store(prefix), options=Options())]
     assert [reason.partition(":")[0] for reason in told] == ["recipe is new"] * 2 + ["no committed output"] * 4

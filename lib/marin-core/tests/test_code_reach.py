@@ -12,12 +12,34 @@ REACHED = {
     "another library under the same name": (
         {"main": "import numpy as np\n@step\ndef work(): return np.sum"},
         ("main", "numpy", "jax.numpy"),
-        "pkg.main:np",
+        "pkg.main:work",
     ),
     "another function of a library under the same name": (
         {"main": "from math import sin as f\n@step\ndef work(): return f(1)"},
         ("main", "sin", "cos"),
-        "pkg.main:f",
+        "pkg.main:work",
+    ),
+    "two libraries' functions whose names are exchanged between modules": (
+        {
+            "a": "from math import sin as f",
+            "b": "from math import cos as f",
+            "main": "from pkg import a, b\ndef g(): return a.f(0), b.f(0)\n@step\ndef work(): return g()",
+        },
+        ("a", "sin", "tan"),
+        "pkg.main:g",
+    ),
+    "a field of a dataclass inside a function": (
+        {
+            "main": "from dataclasses import dataclass, fields\n@step\ndef work():\n    @dataclass\n"
+            "    class C:\n        n: int = 1\n    return fields(C)"
+        },
+        ("main", "n: int", "n: float"),
+        "pkg.main:work",
+    ),
+    "which of two imports of one name comes last": (
+        {"main": "@step\ndef work():\n    from math import sin as f\n    from math import cos as f\n    return f(0)"},
+        ("main", "sin as f\n    from math import cos", "cos as f\n    from math import sin"),
+        "pkg.main:work",
     ),
     "a base class": (
         {
@@ -258,6 +280,43 @@ NOT_REACHED = {
     "a library that nobody reads": (
         {"main": "import json as j\n@step\ndef work(): return 1"},
         ("main", "json", "math"),
+    ),
+    "a library that another function begins to read": (
+        {"main": "import json\ndef other(): return 1\n@step\ndef work(): return json"},
+        ("main", "import json\ndef other(): return 1", "import json\nimport math\ndef other(): return math.pi"),
+    ),
+    "imports that are sorted, and moved": (
+        {
+            "main": "import json\nX = 1\nfrom math import sin, cos\n@step\ndef work():\n    import os\n"
+            "    from sys import path, argv\n    return json, sin, cos, os, path, argv, X"
+        },
+        (
+            "main",
+            "import json\nX = 1\nfrom math import sin, cos\n@step\ndef work():\n    import os\n"
+            "    from sys import path, argv",
+            "from math import cos, sin\nX = 1\nimport json\n@step\ndef work():\n"
+            "    from sys import argv, path\n    import os",
+        ),
+    ),
+    "another import of the same library": (
+        {"main": "import os\n@step\ndef work(): return os.sep"},
+        ("main", "import os\n", "import os\nimport os.path\n"),
+    ),
+    "an import for type checkers": (
+        {"main": "@step\ndef work(): return 1"},
+        ("main", "@step", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from json import loads\n@step"),
+    ),
+    "a declaration of a local variable": (
+        {"main": "class C: pass\n@step\ndef work():\n    n = 1\n    return n"},
+        ("main", "n = 1", "n: C\n    n = 1"),
+    ),
+    "an annotation of an assignment in a function": (
+        {"main": "def f():\n    n = 1\n    return n\n@step\ndef work(): return f()"},
+        ("main", "n = 1", "n: undefined = 1"),
+    ),
+    "what a step is said to return": (
+        {"main": "class C: pass\n@step\ndef work(): return 1"},
+        ("main", "work():", "work() -> C:"),
     ),
     "a docstring, pass and layout": (
         {

@@ -1,6 +1,7 @@
 """Lowering: linear, iterative, and strict about addresses."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,33 @@ def test_stacked_diamonds_are_linear() -> None:
     for n in range(30):
         handle = node(inputs=[node(inputs=handle, n=2 * n), node(inputs=handle, n=2 * n + 1)], n=n)
     assert len(lower(handle)) == 1 + 3 * 30
+
+
+DIAMONDS = """
+from marin_core import step
+@step
+def node(*, inputs: object = (), n: int = 0) -> int:
+    return n
+def build(*, count: int = 30):
+    handle = node()
+    for n in range(count):
+        handle = node(inputs=[node(inputs=handle, n=2 * n), node(inputs=handle, n=2 * n + 1)], n=n)
+    return handle
+"""
+
+
+def test_whatever_shows_stacked_diamonds_is_linear(tmp_path: Path, marin: Any) -> None:
+    script = tmp_path / "diamonds.py"
+    script.write_text(DIAMONDS)
+
+    def shown(count: int) -> list[int]:
+        flags = (str(script), "--count", str(count))
+        commands = [("plan",), ("explain", "--full"), ("graph",), ("run", "--launcher", "inline"), ("plan",)]
+        texts = [marin(*first[:1], *flags, *first[1:]).out for first in commands]
+        return [len(t) for t in (*texts, marin("lineage", texts[-1].splitlines()[-2].split()[1]).out)]
+
+    few, many = shown(15), shown(30)
+    assert all(0 < b < 3 * a for a, b in zip(few, many, strict=True))
 
 
 def test_equal_handles_are_one_node() -> None:

@@ -91,6 +91,23 @@ def test_digests_do_not_depend_on_where_the_checkout_lies_or_how_it_is_started(t
     assert [text.count("would run") for text in plans] == [1]
 
 
+def test_it_does_not_matter_where_the_prefix_lies_or_what_starts_a_script(tmp_path: Path, python: Any) -> None:
+    script = tmp_path / "project" / "job.py"
+    script.parent.mkdir()
+    (script.parent / "pyproject.toml").write_text("")
+    build = "def build():\n    return second(first(config=Config(frozenset('ab'), {})), names={'p'})\n"
+    ends = "from marin_core import main\nif __name__ == '__main__':\n    main(build)\n"
+    script.write_text(SCRIPT.partition("def show")[0] + build + ends)
+    command = "import sys; from marin_core.cli import main; sys.exit(main(['run', *sys.argv[1:]]))"
+    here, there = tmp_path / "here", tmp_path / "deep" / "there"
+    made = python("-c", command, "job.py", "--prefix", here, cwd=script.parent)
+    assert "done: 2 of 2 steps executed" in made.stdout, made.stderr
+    there.parent.mkdir()
+    here.rename(there)
+    for start in (("job.py",), ("-m", "job")):
+        assert "nothing to do: 2 steps" in python(*start, "--plan", "--prefix", there, cwd=script.parent).stdout
+
+
 VALUES = """
 from test_encoding import Colour, Point, double, of
 print(of({"a": {"x", "y", "z"}, "b": frozenset("abc"), "c": {1: Point({"q", "r"}), "1": Colour.RED}, "d": double}))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_core import AddressCollisionError, UsageError, adopt, lower, step
+from marin_core import AddressCollisionError, UsageError, adopt, lower, run, step
 from marin_core.names import WORD, checked_name
 
 
@@ -50,10 +50,18 @@ def test_a_name_stays_below_the_prefix(name: str) -> None:
     assert all(WORD.fullmatch(word) and word not in (".", "..") for word in name.split("/"))
 
 
-@pytest.mark.parametrize("version", ["a/b", "..", "", 1])
+@pytest.mark.parametrize("version", ["a/b", "..", "", 1, "attempts", "Work", "step.json", "tombstone.json"])
 def test_a_version_is_one_word(version: Any) -> None:
     with pytest.raises(UsageError, match=r"step node: version="):
         node(version=version)
+
+
+@pytest.mark.parametrize("name", ["work", "attempts/x", "out", "a/out/1", "step", "logs", "a/runs", "lease"])
+def test_a_step_called_like_a_part_of_the_store_runs_and_is_found_again(name: str, prefix: str) -> None:
+    for handle in (node(name=name), node(name=name, version="runs")):
+        assert run(handle, prefix=prefix, launcher="inline").ok
+        assert run(handle, prefix=prefix, launcher="inline").executed == ()
+        assert handle.path(prefix).is_dir()
 
 
 def test_addresses_that_one_directory_would_hold_are_refused() -> None:

@@ -66,12 +66,12 @@ def encode(
 
 
 class Encoder:
-    """Encodes values; ``classes`` are those of the instances it met, whose code a body may run."""
+    """Encodes values; ``reached`` are the functions and the classes of the instances it met: a body may run them."""
 
     def __init__(self, of_step: Callable[[Step], Encoded] | None, reach: Reach) -> None:
         self._of_step, self._reach = of_step, reach
         self._level = 0
-        self.classes: dict[type, None] = {}
+        self.reached: dict[Callable[..., Any], None] = {}
 
     def encode(self, value: Any, where: str) -> Encoded:
         """Frequent kinds here, the others in `_rare`."""
@@ -154,9 +154,9 @@ class Encoder:
 
     def _class(self, kind: type, where: str) -> str:
         """The name of an instance's class."""
-        if kind not in self.classes:
+        if kind not in self.reached:
             _check_named(kind, where, "an instance of ")
-            self.classes[kind] = None
+            self.reached[kind] = None
         return self._reach.name_of(kind)
 
     def _callable(self, value: Any, where: str) -> Encoded:
@@ -170,6 +170,7 @@ class Encoder:
                     f"{_closed(where)} is {value.__qualname__}, which has no source file; define it in a module"
                 )
             code = self._reach.code_of(value).digest if source_path(value) else ""
+            self.reached[value] = None
             return ["class" if isinstance(value, type) else "function", self._reach.name_of(value), code]
         return ["builtin", f"{value.__module__}:{value.__qualname__}"]
 

@@ -14,7 +14,7 @@ from marin_core import code, encoding, identity, results
 from marin_core.code import sources
 from marin_core.errors import AddressCollisionError, UsageError
 from marin_core.provenance import environments
-from marin_core.steps import Step, find_steps, return_hint
+from marin_core.steps import Step, StepFunction, find_steps, return_hint
 
 if TYPE_CHECKING:
     from marin_core.reasons import Options, Planned
@@ -146,25 +146,36 @@ def _upstream(step: Step) -> Iterator[Step]:
 
 
 def _node(step: Step, recipes: dict[Step, str], addresses: dict[Step, str], *, reach: code.Reach) -> Node:
-    recipe, classes = identity.recipe_of(step, recipes, reach=reach)
+    recipe, given = identity.recipe_of(step, recipes, reach=reach)
     recipe_digest = encoding.digest(recipe)
     upstream: dict[str, str] = {}
+    values: dict[tuple[str, str], None] = {}
     for parameter, value in step.arguments.items():
         for other in find_steps(value):
             upstream.setdefault(addresses[other], parameter)
             if step.function.roles.get(parameter) == "value":
-                # The body may run methods of what it gets, and those are no part of the upstream's output.
-                classes += tuple(results.classes_in(return_hint(other)))
+                # What the body gets, and the methods that it may run of it, are no part of the upstream's output.
+                form, classes = _returned(other.function)
+                given += classes
+                if form:
+                    values[parameter, form] = None
     function = step.function.function
     return Node(
         step=step,
         address=f"{step.name}/{step.version or recipe_digest[:12]}",
         recipe=recipe,
         recipe_digest=recipe_digest,
-        code=reach.code_of(function, *classes),
+        code=reach.code_of(function, *given, values=values),
         environment=_environment(function) if step.external is None else "",
         upstream=upstream,
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _returned(function: StepFunction) -> tuple[str, tuple[type, ...]]:
+    """What a step's recorded value becomes before another gets it, and the classes that it may then be of."""
+    hint = return_hint(function)
+    return results.form(hint, name=code.function_name), tuple(results.classes_in(hint))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -34,7 +34,15 @@ class _Directory:
         raise UsageError(f"{type(self).__name__} {self.url} has no local path")
 
     def open(self, name: str, mode: str = "r") -> IO[Any]:
-        """Opens the file ``name`` (a relative path) within the directory; text is UTF-8."""
+        """Opens a file within the directory.
+
+        Args:
+            name: the file, relative to the directory; directories on the way to one that is written are made.
+            mode: as of `open`; text is UTF-8.
+
+        Raises:
+            UsageError: the name leads out of the directory.
+        """
         path = self.local() / relative_name(name)
         if "r" not in mode:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +80,15 @@ class Input(_Directory):
         return fetch(self.url, cache=self.cache)
 
     def open(self, name: str, mode: str = "r") -> IO[Any]:
-        """Opens a file of the input for reading; on a remote prefix without fetching the rest."""
+        """Opens a file of the input for reading; on a remote prefix without fetching the rest.
+
+        Args:
+            name: the file, relative to the directory.
+            mode: ``"r"`` (UTF-8) or ``"rb"``.
+
+        Raises:
+            UsageError: the mode writes, or the name leads out of the directory.
+        """
         if set(mode) - set("rbt"):
             raise UsageError(f"Input.open({name!r}, {mode!r}): an input is read-only; write to the step's Out")
         if "://" not in self.url:
@@ -132,7 +148,16 @@ class Work(_Directory):
         return Path(self.url)
 
     def open(self, name: str, mode: str = "r") -> IO[Any]:
-        """Opens a file; reading is open to older attempts too, writing is not."""
+        """Opens a file; reading is open to older attempts too, writing is not.
+
+        Args:
+            name: the file, relative to the directory.
+            mode: as of `open`; text is UTF-8.
+
+        Raises:
+            LeaseLostError: it would write, and a later attempt has taken the directory over.
+            UsageError: the name leads out of the directory.
+        """
         if set(mode) - set("rbt"):
             return super().open(name, mode)
         path = Path(self.url) / relative_name(name)

@@ -7,6 +7,7 @@ changed input. Host, prefix, working directory, resources, ignored arguments and
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from marin_core.code import Reach
 from marin_core.encoding import Encoded, Encoder, found_by_name
@@ -14,9 +15,9 @@ from marin_core.errors import EncodingError, UsageError
 from marin_core.steps import Step
 
 
-def recipe_of(step: Step, recipes: Mapping[Step, str], *, reach: Reach) -> tuple[dict[str, Encoded], tuple[type, ...]]:
+def recipe_of(step: Step, recipes: Mapping[Step, str], *, reach: Reach) -> tuple[dict[str, Encoded], tuple[Any, ...]]:
     """The recipe as JSON (``function``, ``version`` and the encoded ``arguments``, ignored ones left out), and the
-    classes of the instances among the arguments.
+    functions and the classes of the instances among the arguments.
 
     Args:
         step: the handle.
@@ -50,4 +51,4 @@ def recipe_of(step: Step, recipes: Mapping[Step, str], *, reach: Reach) -> tuple
         if name not in step.function.ignore
     }
     recipe = {"function": reach.name_of(function), "version": step.version, "arguments": arguments}
-    return recipe, tuple(encoder.classes)
+    return recipe, tuple(encoder.reached)

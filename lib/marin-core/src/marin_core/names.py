@@ -42,7 +42,8 @@ def checked_name(name: object, *, where: str, pattern: re.Pattern[str] = _NAME) 
     words = name.split("/")
     # Case does not tell two files apart everywhere.
     first, *others = (w.lower() for w in words)
-    taken = [w for w in others if w in _BELOW_ADDRESS] + [first] * (first in _BELOW_PREFIX)
+    below = [first] if pattern is WORD else others  # a version stands below a name
+    taken = [w for w in below if w in _BELOW_ADDRESS] + [first] * (pattern is not WORD and first in _BELOW_PREFIX)
     if taken:
         raise UsageError(f"{where}={name!r}: {taken[0]!r} is a name of the store's own; choose another")
     longest = max(words, key=len)

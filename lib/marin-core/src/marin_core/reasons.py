@@ -12,26 +12,30 @@ rebuild.
 
 import fnmatch
 import hashlib
-import time
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marin_core import encoding
 from marin_core.ahead import side_by_side
 from marin_core.errors import CorruptRecordError, NewerRecordError, UsageError
 from marin_core.graph import Graph, Node
-from marin_core.provenance import environments
-from marin_core.records import Decision, StepRecord, Tombstone, committed, from_json
+from marin_core.records import Decision, StepRecord, committed
 from marin_core.steps import OnCodeChange
 from marin_core.store import Store
 
-_MOST_SIBLINGS = 64
-"""Earlier recipes of one name, and of all names of a graph, that are read to say what is new."""
-_MOST_READ = 4096
-_MOST_CHANGES = 6
+if TYPE_CHECKING:
+    from marin_core.history import History
+
 _LONG = 32
 """Items of a list above which a text speaks of it as a whole."""
+_LONGEST = 80
+"""Characters of a value that a text shows."""
+_PARAMETER = re.compile(r"[.\[]")
+
+CODE_OF = "code of "
+UPSTREAM = "upstream recipe changed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +129,11 @@ def plan(graph: Graph, store: Store, *, options: Options, history: "History | No
         options: what the command asks for.
         history: earlier recipes that have been read already, and where to keep what is read now.
     """
+    from marin_core.history import History
+
     planned: list[Planned] = []
     outputs: dict[str, str | None] = {}
+    stops: dict[str, str] = {}
     history = history or History(store)
     nodes = restrict(graph, options).nodes
     asked = [n for n in nodes.values() if n.step.external is None]
@@ -141,6 +148,14 @@ def plan(graph: Graph, store: Store, *, options: Options, history: "History | No
             here = found[address]
             decision, reason = decide(node, here, outputs=outputs, options=options, store=store, history=history)
             record = here if isinstance(here, StepRecord) else None
+            stuck = next((s for u in node.upstream if (s := stops.get(u))), None)
+            if stuck is not None and decision in ("run", "reuse", "accept"):
+                decision, reason = "blocked", stuck
+            if decision in ("refuse", "unselected"):
+                lacks = ", which has no committed output and is not selected" if decision == "unselected" else ""
+                stuck = f"blocked by {node.name}{lacks}"
+            if stuck is not None:
+                stops[address] = stuck
             kept = record is not None and decision in ("reuse", "accept")
             outputs[address] = record.output_digest if record is not None and kept else None
         entry = Planned(
@@ -206,7 +221,7 @@ def decide(
         if not selected:
             return "unselected", f"{damaged}; not selected by --only"
         if decision == "accept":
-            return "refuse", f"step {node.address}: {damaged}; --rebuild {node.name} makes it again"
+            return "refuse", f"{damaged}; --rebuild {node.name} makes it again"
         return "run", reason if decision == "run" else damaged
     if decision == "run" and not selected:
         return "reuse", f"not selected by --only, used although {reason}"
@@ -226,9 +241,8 @@ def _stale(
             return "accept", f"{reason}; old output accepted by --accept"
         action = _action(rule, node, options)
         if action == "refuse":
-            name = f"versioned step {node.address}" if node.step.version else f"step {node.address}"
-            fix = f"--accept {node.name} serves the old output, --rebuild {node.name} makes a new one"
-            return "refuse", f"{name}: {'; '.join(why for _, why in drifts)}; {fix}"
+            fix = f"--accept {node.name} serves the old output this once, --rebuild {node.name} makes a new one"
+            return "refuse", "; ".join([*(why for rule, why in drifts if rule != "pending"), fix])
         if action == "rebuild":
             return "run", reason
         reported = f"{reason}; only reported"
@@ -249,7 +263,8 @@ def _drifts(node: Node, record: StepRecord, outputs: Mapping[str, str | None]) -
     pending = [p for a, p in node.upstream.items() if outputs[a] is None]
     if pending:
         refused = ", and refused if it comes out different" if node.step.version is not None else ""
-        yield "pending", f"input {', '.join(dict.fromkeys(pending))} will be made again{refused}"
+        inputs = list(dict.fromkeys(pending))
+        yield "pending", f"input{'s' * (len(inputs) > 1)} {', '.join(inputs)} will be made again{refused}"
     elif record.digests.inputs != inputs_digest(node, outputs):
         yield "inputs", f"input {_input_changes(node, record, outputs)}"
 
@@ -284,97 +299,39 @@ def code_changes(recorded: Mapping[str, str], node: Node) -> str:
     for name in sorted(names, key=lambda n: (n != own, n)):
         kind = "step function" if name == own else node.code.kinds.get(name, "code")
         suffix = " (new)" if name not in recorded else " (gone)" if name not in node.code.units else ""
-        said.append(f"{kind} {name}{suffix}")
+        same_text = not suffix and recorded[name].partition("+")[0] == node.code.units[name].partition("+")[0]
+        said.append(f"{'imports of ' if same_text else ''}{kind} {name}{suffix}")
     more = f" and {len(said) - 4} more" if len(said) > 4 else ""
     return ", ".join(said[:4]) + more
 
 
-class History:
-    """What was before: earlier recipes of a step, to say what is new in this one, tombstones, and earlier environments.
-    Read once a name or environment, and not for names with so many siblings that reading them would cost more than the
-    sentence is worth."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._siblings: dict[str, frozenset[str]] = {}
-        self._earlier: dict[str, list[tuple[StepRecord, dict[str, str]]]] = {}
-        self._num_read = 0
-        self._environments: dict[tuple[str, str], str] = {}
-
-    def environment_changes(self, old: str, new: str) -> str:
-        """The packages that differ between two environments, by digest; empty if the old one was never described."""
-        if (old, new) not in self._environments:
-            record = environments.read(self._store, old)
-            changes = environments.changes(record, environments.record_of(new)) if record else ()
-            self._environments[old, new] = environments.listed(changes)
-        return self._environments[old, new]
-
-    def what_is_new(self, node: Node) -> str:
-        """The reason why a step without a committed output runs."""
-        if (collected := self._collected(node)) is not None:
-            return collected
-        nearest = self.nearest(node)
-        if nearest is None:
-            return "no committed output"
-        changes = recipe_changes(nearest.recipe, node.recipe)
-        more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
-        return "recipe is new: " + "; ".join(changes[:_MOST_CHANGES]) + more
-
-    def nearest(self, node: Node) -> StepRecord | None:
-        """The committed step of the same name whose recipe differs in the fewest leaves, the newest of several."""
-        if node.step.version is not None:
-            return None
-        self.read_ahead([node.name])
-        own = flatten(node.recipe)
-        ranked = [(_distance(leaves, own), -r.committed_at, r) for r, leaves in self._earlier[node.name]]
-        return min(ranked, key=lambda rank: rank[:2], default=(0, 0.0, None))[2]
-
-    def read_ahead(self, names: Iterable[str]) -> None:
-        """Reads what is known of these names, side by side."""
-        unread = [n for n in dict.fromkeys(names) if n not in self._siblings]
-        asked: list[tuple[str, str]] = []
-        for name, siblings in zip(unread, side_by_side(self._store, self._store.names, unread), strict=True):
-            self._siblings[name], self._earlier[name] = frozenset(siblings), []
-            if len(siblings) <= min(_MOST_SIBLINGS, _MOST_READ - self._num_read):
-                self._num_read += len(siblings)
-                asked += [(name, f"{name}/{sibling}") for sibling in siblings]
-        records = side_by_side(self._store, lambda a: read_record(self._store, a[1]), asked)
-        for (name, _), record in zip(asked, records, strict=True):
-            if isinstance(record, StepRecord) and record.version is None:
-                self._earlier[name].append((record, flatten(record.recipe)))
-
-    def _collected(self, node: Node) -> str | None:
-        """The reason of a step whose output was collected."""
-        name, _, last = node.address.rpartition("/")
-        self.read_ahead([name])
-        key = f"{node.address}/tombstone.json"
-        data = self._store.read(key) if last in self._siblings[name] else None
-        try:
-            stone = from_json(Tombstone, data, where=key) if data is not None else None
-        except (CorruptRecordError, NewerRecordError):
-            return None
-        return f"collected by gc on {time.strftime('%Y-%m-%d', time.localtime(stone.collected_at))}" if stone else None
-
-
-def _distance(before: Mapping[str, str], after: Mapping[str, str]) -> int:
-    """Number of leaves in which two recipes differ."""
-    return len(dict(before.items() ^ after.items()))
-
-
 def recipe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Differences between two recipes as ``field: old -> new``, one for each leaf that differs."""
+    """Differences between two recipes as ``field: old -> new``, one for each leaf that differs; upstream steps of one
+    parameter are one."""
     before, after = flatten(old), flatten(new)
-    changes = []
+    changes: list[str] = []
+    upstream: dict[str, list[str]] = {}
     for name in dict.fromkeys((*before, *after)):
         a, b = before.get(name, "absent"), after.get(name, "absent")
-        if a != b:
-            unsaid = a[:5] == b[:5] == "step " and "/" not in a + b  # both without a version: digests say nothing
-            changes.append(f"{name}: upstream recipe changed" if unsaid else f"{name}: {_brief(a)} -> {_brief(b)}")
+        if a[:5] == b[:5] == "step " and a != b and "/" not in a + b:  # both without a version: digests say nothing
+            upstream.setdefault(_PARAMETER.split(name)[0], []).append(name)
+        elif a != b and a.split()[:2] == b.split()[:2] and a.startswith(("function ", "class ")):
+            changes.append(f"{name}: {CODE_OF}{a.split()[1]} changed")
+        elif a != b:
+            changes.append(f"{name}: {_brief(a)} -> {_brief(b)}")
+    for parameter, names in upstream.items():
+        changes.append(
+            f"{names[0]}: {UPSTREAM}" if len(names) == 1 else f"{parameter}: {len(names)} upstream recipes changed"
+        )
     return changes
 
 
 def _brief(leaf: str) -> str:
-    return leaf[:17] if leaf.startswith("step ") else leaf  # the twelve digits of an address
+    if leaf.startswith("step "):
+        return leaf[:17]  # the twelve digits of an address
+    if leaf.startswith(("function ", "class ")):
+        return " ".join(leaf.split()[:2])
+    return leaf if len(leaf) <= _LONGEST else f"{leaf[: _LONGEST - 20]}… ({len(leaf):,} characters)"
 
 
 def flatten(recipe: Mapping[str, Any]) -> dict[str, str]:

@@ -121,7 +121,7 @@ class StepRecord:
     digests: Digests
     recipe: dict[str, Any]
     code: dict[str, str]
-    """Every function, class or constant that the step's code reaches -> its digest; names say which one changed."""
+    """Every function, class or constant that the step's code reaches -> the beginning of its digest (see `Code`)."""
     upstream: tuple[str, ...]
     files: tuple[FileEntry, ...]
     output_digest: str

@@ -12,7 +12,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -35,6 +35,30 @@ def restore(kind: Any, data: Any, *, where: str) -> Any:
     """
     kind, known = _opened(kind, {})
     return _restored(kind, data, where, known)
+
+
+def form(kind: Any, *, name: Callable[[type], str]) -> str:
+    """What `restore` makes of plain JSON by an annotation, as text; empty where it leaves it as it is.
+
+    Args:
+        kind: an annotation.
+        name: what a class is called.
+    """
+    kind, _ = _opened(kind, {})
+    origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
+    inner = [form(a, name=name) for a in args]
+    if origin in (typing.Union, types.UnionType):
+        # What stays plain JSON in one arm decides what the others can be.
+        arms = sorted(i or getattr(a, "__name__", str(a)) for i, a in zip(inner, args, strict=True))
+        return " | ".join(arms) if any(inner) else ""
+    if origin is float:
+        return "float"
+    if not isinstance(origin, type):
+        return ""
+    made = dataclasses.is_dataclass(origin) or issubclass(origin, enum.Enum | PurePath | tuple)
+    if not made and not (any(inner) and len(args) <= 2):
+        return ""
+    return f"{name(origin)}[{', '.join(inner)}]" if inner else name(origin)
 
 
 def classes_in(kind: Any) -> Iterator[type]:

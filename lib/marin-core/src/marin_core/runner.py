@@ -106,7 +106,7 @@ class RunReport:
     def _with_output(self, step: Step | str) -> NodeRecord:
         node = self.node(step)
         if node.outcome == "refused":
-            raise DriftError(node.reason)
+            raise DriftError(f"step {node.address}: {node.reason}")
         if node.outcome not in _WITH_OUTPUT:
             why = f"{node.failure.type}: {node.failure.message}" if node.failure else node.reason
             raise StepFailedError(f"step {node.address} has no output: {node.outcome} ({why})")

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -51,7 +52,7 @@ class Flags:
     force: tuple[str, ...] = ()
     """Run these steps even if they are up to date, from an empty Work."""
     accept: tuple[str, ...] = ()
-    """Serve the old output of these drifted versioned steps."""
+    """Serve the old output of these drifted versioned steps, in this run alone; the next one refuses again."""
     rebuild: tuple[str, ...] = ()
     """Make these drifted steps again, from an empty Work; the old attempt is kept."""
     on_code_change: OnCodeChange | None = None
@@ -216,7 +217,7 @@ def _closing(report: RunReport, epilogue: Callable[[RunReport], str] | None) -> 
 def _trouble(node: NodeRecord, prefix: str) -> list[str]:
     """Lines on a step that failed or was refused: one for a user's mistake, else the end of the traceback."""
     if node.outcome == "refused":
-        return [f"refused: {node.reason}"]
+        return [f"refused: step {node.address}: {node.reason}"]
     if node.outcome != "failed" or node.failure is None:
         return []
     where = [f"  log: {_shown_path(f'{prefix}/{node.log}')}"] if node.log else []
@@ -249,11 +250,13 @@ def plan_lines(planned: Sequence[Planned]) -> list[str]:
     """A plan as lines for people: one a step, then the count."""
     width = max(len(p.address) for p in planned)
     lines = [f"{p.decision:<10} {p.address:<{width}}  {p.reason}{_size(p)}" for p in planned]
-    runs = sum(p.decision == "run" for p in planned)
-    return [
-        *lines,
-        f"{runs} of {len(planned)} steps would run" if runs else f"nothing to do: {len(planned)} steps up to date",
-    ]
+    found = Counter(p.decision for p in planned)
+    kept = {"refuse": "refused", "blocked": "blocked", "unselected": "not selected"}
+    others = [f"{found[decision]} {said}" for decision, said in kept.items() if found[decision]]
+    if not found["run"] and not others:
+        return [*lines, f"nothing to do: {len(planned)} steps up to date"]
+    alone = "; nothing runs without --keep-going" if found["run"] and found["refuse"] else ""
+    return [*lines, ", ".join([f"{found['run']} of {len(planned)} steps would run", *others]) + alone]
 
 
 def _size(planned: Planned) -> str:

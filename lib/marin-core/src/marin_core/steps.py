@@ -303,12 +303,12 @@ def replace_steps(value: Any, replacement: Callable[[Step], Any]) -> Any:
 
 def typed_value(step: Step, value: Any) -> Any:
     """A recorded value as the step function's return annotation says; see `results`."""
-    return restore(return_hint(step), value, where=f"the value of step {step.name}")
+    return restore(return_hint(step.function), value, where=f"the value of step {step.name}")
 
 
-def return_hint(step: Step) -> Any:
+def return_hint(function: StepFunction) -> Any:
     """The return annotation of a step's function; None if there is none."""
-    return _hints(step.function.function, "return").get("return")
+    return _hints(function.function, "return").get("return")
 
 
 def _hints(function: Callable[..., Any], only: str | None = None) -> dict[str, Any]:

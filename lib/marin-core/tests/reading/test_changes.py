@@ -86,7 +86,7 @@ def test_changed_code_is_named_by_unit(marin: Any, prefix: str, flow: ModuleType
     a = run(prefix, flow.corpus(name="a")).executed[0]
     b = run(prefix, flow.train(flow.corpus(), name="b")).executed[-1]
     names = {c["name"] for c in marin("diff", a, b, "--json").document["changes"]["code"]}
-    assert names == {f"{flow.__name__}:{u}" for u in ("corpus", "train", "scaled", "FACTOR", "json")}
+    assert names == {f"{flow.__name__}:{u}" for u in ("corpus", "train", "scaled", "FACTOR")}
 
 
 def test_two_runs_are_compared_step_by_step(marin: Any, prefix: str, flow: ModuleType) -> None:

@@ -3,10 +3,10 @@
 From a step's function, and from the classes of the objects that it is given, the reach follows every name that is read:
 through imports (also inside bodies, by text, and by the file of a script), attributes of imported workspace modules,
 star imports, and the lazy exports of a package. What is reached are units: module-level functions, classes and
-constants, each with a digest over its syntax tree (`syntax`), and for a name from outside the workspace where it is
-imported from. Loading a module runs it, so what acts on others then belongs to every step that loads it: calls at
-module level, changes to another module's objects, functions that a workspace decorator may register, classes that
-their base class may. The reach is conservative: a module that is passed about as an object, or searched with
+constants, each with a digest over its syntax tree (`syntax`) and over where the names that it reads from outside the
+workspace are imported from. Loading a module runs it, so what acts on others then belongs to every step that loads it:
+calls at module level, changes to another module's objects, functions that a workspace decorator may register, classes
+that their base class may. The reach is conservative: a module that is passed about as an object, or searched with
 ``globals()``, counts whole, and an object's methods count with its class.
 
 Static on purpose: nothing is imported and nothing runs, so a plan is cheap. Following names, rather than hashing files,
@@ -30,14 +30,14 @@ import hashlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from marin_core.code import sources
 from marin_core.code.scopes import Chain, Import, Read
-from marin_core.code.syntax import Kind, Summary, summarise
+from marin_core.code.syntax import Summary, summarise
 from marin_core.errors import EncodingError
 
 Unit = tuple[Path, str]
@@ -50,16 +50,19 @@ _SCRIPTS = ("__main__", "__mp_main__")
 class Code:
     """The code that a function reaches.
 
-    ``units`` maps ``module:name`` to the unit's digest and ``kinds`` to what it is; ``files`` maps each source file to
-    its (mtime_ns, size) just before it was read.
+    ``units`` maps ``module:name`` to the beginning of the unit's digest, and ``kinds`` to what it is. A unit that reads
+    names from outside the workspace has ``+`` and the beginning of a digest of where they come from after it. ``files``
+    maps each source file to its (mtime_ns, size) just before it was read.
     """
 
     digest: str
     units: dict[str, str]
-    kinds: dict[str, Kind]
+    kinds: dict[str, str]
     files: dict[Path, tuple[int, int]]
     roots: tuple[Any, ...] = ()
-    """The function, and the classes of what it is given."""
+    """The function, and the functions and classes that it is given."""
+    values: tuple[tuple[str, str], ...] = ()
+    """What the values that it is given are restored as, by parameter."""
 
     def changed_files(self) -> list[Path]:
         """Files edited since the digest was taken: what would run now is no longer what was digested."""
@@ -88,7 +91,8 @@ def loaded_otherwise(code: Code) -> Path | None:
     return next((path for path in edited if str(path) in loaded), None)
 
 
-_NO_UNITS: dict[str, Any] = {"units": {}, "kinds": {}, "files": {}}
+_SHOWN = 12
+"""Hexadecimal digits of a unit's digest in a record: it says which one changed; the whole decides whether one has."""
 
 
 def function_name(function: Callable[..., Any] | type) -> str:
@@ -118,33 +122,43 @@ class Reach:
     def __init__(self) -> None:
         self._summaries: dict[Path, Summary] = {}
         self._stamps: dict[Path, tuple[int, int]] = {}
-        self._uses: dict[Unit, tuple[Unit, ...]] = {}
-        self._codes: dict[tuple[tuple[Path | None, str], ...], Code] = {}
+        self._uses: dict[Unit, tuple[tuple[Unit, ...], str]] = {}
+        self._codes: dict[Any, Code] = {}
         self._named: dict[str, Path | None] = {}
 
-    def code_of(self, function: Callable[..., Any] | type, *classes: type) -> Code:
+    def code_of(
+        self, function: Callable[..., Any] | type, *given: Callable[..., Any], values: Iterable[tuple[str, str]] = ()
+    ) -> Code:
         """The code of a function or class and of everything in the workspace that it reaches.
 
         Args:
             function: what runs.
-            classes: those of the objects that it is given.
+            given: the functions that it is given, and the classes of the objects.
+            values: what recorded values are restored as before it gets them: parameter and `results.form`.
 
         Raises:
             EncodingError: the function has no source file, or is not bound to its name at module level there.
         """
-        parts = tuple(dict.fromkeys((function, *classes)))
-        key = tuple((source_path(part), part.__qualname__) for part in parts)
+        parts, values = tuple(dict.fromkeys((function, *given))), tuple(values)
+        places = tuple((source_path(part), part.__qualname__) for part in parts)
+        key = (places, values)
         if key not in self._codes:
             roots: list[Unit] = []
-            for (path, name), part in zip(key, parts, strict=True):
+            for (path, name), part in zip(places, parts, strict=True):
                 if path is None and part is function:
                     full = f"{function.__module__}.{function.__qualname__}"
                     raise EncodingError(f"{full} has no source file; define it in a module or script")
                 if path is not None and sources.is_workspace(path):
                     roots.extend(self._roots(path, name.split(".")[0]))
-            code = self._closure(roots) if roots else Code(digest=_sha(function_name(function)), **_NO_UNITS)
-            self._codes[key] = replace(code, roots=parts)
+            name = function_name(function)
+            own = "" if roots else name
+            more = {f"{name}({parameter})": form for parameter, form in values}
+            self._codes[key] = replace(self._closure(roots, own, more), roots=parts, values=values)
         return self._codes[key]
+
+    def again(self, code: Code) -> Code:
+        """The same code as this look sees it."""
+        return self.code_of(*code.roots, values=code.values)
 
     def name_of(self, function: Callable[..., Any] | type) -> str:
         """`function_name`, which in one look at the workspace stands for one file alone.
@@ -167,7 +181,7 @@ class Reach:
             raise EncodingError(f"{name!r} is not defined at module level of {path}")
         yield from found
 
-    def _closure(self, roots: list[Unit]) -> Code:
+    def _closure(self, roots: list[Unit], own: str, values: Mapping[str, str]) -> Code:
         reached: dict[Unit, None] = {}
         loaded: dict[Path, None] = {}
         queue = list(roots)
@@ -177,20 +191,21 @@ class Reach:
                 continue
             reached[unit] = None
             path, name = unit
-            queue.extend(self._used_by(unit))
+            queue.extend(self._used_by(unit)[0])
             loads = self._summary(path).units[name].loads
             for module in (path, *(m for i in loads for m in sources.loaded_modules(i, path))):
                 queue.extend(self._load(module, loaded))
-        named = [(f"{sources.module_name(p)}:{n}", self._summary(p).units[n]) for p, n in reached]
-        digests, kinds = {}, {}
-        for name, unit in sorted(named, key=lambda n: (n[0], n[1].digest)):
+        digests: dict[str, tuple[str, str]] = {name: (_sha(form), "") for name, form in values.items()}
+        kinds: dict[str, str] = dict.fromkeys(values, "type of")
+        named = [(_full_name(u), self._summary(u[0]).units[u[1]], self._used_by(u)[1]) for u in reached]
+        for name, unit, imports in sorted(named, key=lambda n: (n[0], n[1].digest)):
             # Two files without a project around them may come out as one module; neither may hide the other.
             known = digests.get(name)
-            digests[name] = unit.digest if known is None else _sha(f"{known} {unit.digest}")
+            digests[name] = (unit.digest, imports) if known is None else (_sha(f"{known} {unit.digest}"), imports)
             kinds[name] = unit.kind
         return Code(
-            digest=_sha("\n".join(f"{n} {d}" for n, d in digests.items())),
-            units=digests,
+            digest=_sha("\n".join([own, *(f"{n} {d} {i}" for n, (d, i) in sorted(digests.items()))])),
+            units={n: d[:_SHOWN] + (f"+{i[:8]}" if i else "") for n, (d, i) in sorted(digests.items())},
             kinds=kinds,
             files={p: self._stamps[p] for p in sorted({p for p, _ in reached} | set(loaded))},
         )
@@ -231,11 +246,21 @@ class Reach:
             self._summaries[path] = summarise(path)
         return self._summaries[path]
 
-    def _used_by(self, unit: Unit) -> tuple[Unit, ...]:
+    def _used_by(self, unit: Unit) -> tuple[tuple[Unit, ...], str]:
+        """The units that one leads to, and a digest of where the names that it reads from outside the workspace come
+        from; empty if it reads none. Units of their own, such names would be half of all that a record has to hold."""
         if unit not in self._uses:
             path, name = unit
             reads = self._summary(path).units[name].reads
-            self._uses[unit] = tuple(dict.fromkeys(u for read in reads for u in self._follow(path, read)))
+            used: dict[Unit, None] = {}
+            imports: set[str] = set()
+            for u in dict.fromkeys(u for read in reads for u in self._follow(path, read)):
+                found = self._summary(u[0]).units[u[1]]
+                if found.kind == "import":
+                    imports.add(f"{_full_name(u)} {found.digest}")
+                else:
+                    used[u] = None
+            self._uses[unit] = tuple(used), _sha("\n".join(sorted(imports))) if imports else ""
         return self._uses[unit]
 
     def _follow(self, path: Path, read: Read) -> Iterator[Unit]:
@@ -288,6 +313,10 @@ class Reach:
                 found.extend(self._behind(star._replace(attribute=None), path, chain))
         # What lies outside the workspace counts by where it is taken from.
         yield from found or ([(path, name)] if name in summary.units else [])
+
+
+def _full_name(unit: Unit) -> str:
+    return f"{sources.module_name(unit[0])}:{unit[1]}"
 
 
 def _sha(text: str) -> str:

@@ -2,7 +2,8 @@
 
 Text: node types, fields and leaves in order, without positions, comments, docstrings and statements that do nothing
 (``pass``, a bare string). Annotations are part of it: they decide what a parameter receives and what fields a
-dataclass has.
+dataclass has. Those of a function's local variables are not, as Python never evaluates them, nor what a step is said
+to return, which `results.form` tells those that receive it. Imports that follow each other have no order.
 
 Reads: dotted names that are bound neither in the piece nor in Python, scopes respected, so that a local variable
 called like a module constant is no read of that constant. Beside names there are what a program imports by text:
@@ -13,6 +14,7 @@ strings that spell a module (``"pkg.models.x"``, ``f"pkg.models.{name}"``, ``".x
 
 import ast
 import functools
+import itertools
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -86,7 +88,8 @@ def dotted(node: ast.AST | None) -> Chain:
 class _Scope:
     """Reads and bindings of one function body, comprehension or module-level statement."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_function: bool = False) -> None:
+        self.is_function = is_function
         self.bound: dict[str, Import | None] = {}
         self.outer: set[str] = set()
         self.reads: dict[Chain, None] = {}
@@ -121,8 +124,10 @@ class Reader:
         """A node, a list of nodes or a leaf."""
         if isinstance(node, list):
             self.text.append("[")
-            for item in node:
-                if not _does_nothing(item):
+            for item in _ordered(node):
+                if isinstance(item, ast.AnnAssign) and self.scopes[-1].is_function:
+                    self._annotated(item)
+                elif not _does_nothing(item):
                     self.read(item)
             self.text.append("]")
         elif not isinstance(node, ast.AST):
@@ -192,6 +197,13 @@ class Reader:
         self.scopes[-1].bound.update(imported(node))
         self.loads.extend(loaded(node))
 
+    def _annotated(self, node: ast.AnnAssign) -> None:
+        """Of an annotated local variable, the assignment."""
+        if node.value is not None:
+            self.read(ast.Assign(targets=[node.target], value=node.value))
+        elif isinstance(node.target, ast.Name):
+            self.scopes[-1].bound.setdefault(node.target.id, None)
+
     def _outer(self, node: ast.Global | ast.Nonlocal) -> None:
         self._children(node, _fields(type(node)))
         self.scopes[-1].outer.update(node.names)
@@ -207,12 +219,12 @@ class Reader:
         if not isinstance(node, ast.Lambda):
             self.text.append(node.name)
             self.scopes[-1].bound.setdefault(node.name, None)
-            self._decorators(node)
-            self._children(node, ("returns", "type_params"))
+            is_step = self._decorators(node)
+            self._children(node, ("type_params",) if is_step else ("returns", "type_params"))
         self.read(node.args)
         arguments = node.args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-        self.scopes.append(_Scope())
+        self.scopes.append(_Scope(is_function=True))
         self.scopes[-1].bound.update({a.arg: None for a in named if a is not None})
         self.read(node.body)
         self._leave()
@@ -233,11 +245,16 @@ class Reader:
         self._children(node, _fields(type(node)))
         self._leave()
 
-    def _decorators(self, node: Any) -> None:
-        """A decorator of marin_core sets resources and retries, which cannot change a result: it does not count."""
+    def _decorators(self, node: Any) -> bool:
+        """A decorator of marin_core sets resources and retries, which cannot change a result: it does not count.
+
+        Returns:
+            Whether there is one.
+        """
         kept = [d for d in node.decorator_list if dotted(d)[:1] == () or dotted(d)[0] not in self.executors]
         if kept:
             self.read(kept)
+        return kept != node.decorator_list
 
     def _leave(self) -> None:
         """Ends a scope: what it does not bind is read from the scope around; what an import binds is found."""
@@ -270,6 +287,18 @@ _SPECIAL: dict[type[ast.AST], Any] = {
     ast.ClassDef: Reader._class,
     **dict.fromkeys(_COMPREHENSIONS, Reader._comprehension),
 }
+
+
+def _ordered(nodes: list[Any]) -> Iterator[Any]:
+    """Nodes with every run of import statements, and the names of each, sorted; not where the last of two counts."""
+    for is_import, group in itertools.groupby(nodes, lambda n: isinstance(n, ast.Import | ast.ImportFrom)):
+        run = list(group)
+        bound = [name for node in run for name, _ in imported(node)] if is_import else []
+        if len(set(bound)) == len(bound) > 0:
+            for node in run:
+                node.names.sort(key=ast.dump)
+            run.sort(key=ast.dump)
+        yield from run
 
 
 def _does_nothing(node: Any) -> bool:

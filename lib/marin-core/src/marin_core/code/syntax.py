@@ -23,7 +23,7 @@ from marin_core.remembered import recall, remember
 
 Kind = Literal["helper", "class", "constant", "import", "statement"]
 
-_SCHEMA = 3
+_SCHEMA = 4
 _EXECUTOR = "marin_core"
 _RUNNERS = ("main", "run", "resolve", "StepRunner")
 _DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
@@ -139,7 +139,7 @@ class _Module:
             units[name] = _unit(name, nodes, executors, tuple(self.imports.get(name, ())))
         for name, found in self.imports.items():
             if name not in units and name not in executors:
-                units[name] = Unit("import", _sha(repr(found)), ())
+                units[name] = Unit("import", _sha(repr(list(dict.fromkeys(found)))), ())
         acting = {n for n in self.effects if not _names_in(self.statements[n]) & runners}
         acting.update(n for n in self.statements if n in self.imports)  # another module's object is changed here
         return Summary(

@@ -50,7 +50,8 @@ def on_script(command: str, arguments: Sequence[str]) -> int | Answer:
 
 def explain(script: str, build: Callable[..., Any], flags: list[str], *, prog: str) -> Answer:
     """Why each step would run or not."""
-    from marin_core.reasons import History, matches
+    from marin_core.history import History
+    from marin_core.reasons import matches
     from marin_core.store import open_store
 
     full = _taken(flags, "--full")

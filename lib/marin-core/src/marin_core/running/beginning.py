@@ -199,7 +199,7 @@ def changed_source(node: Node, *, in_process: bool) -> Failure | None:
         message = f"{path} was edited after this process loaded it; start it again, or use the process launcher"
         return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
     edited = node.code.changed_files()
-    if not edited or Reach().code_of(*node.code.roots).digest == node.code.digest:
+    if not edited or Reach().again(node.code).digest == node.code.digest:
         return None
     message = f"{edited[0]} was edited after the plan was made; run the command again"
     return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)

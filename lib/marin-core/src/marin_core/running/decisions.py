@@ -10,6 +10,7 @@ from typing import Any
 
 from marin_core import reasons
 from marin_core.graph import Graph, Node
+from marin_core.history import History
 from marin_core.reasons import Found, Options, Planned
 from marin_core.records import Decision, StepRecord
 from marin_core.store import Store
@@ -26,7 +27,7 @@ class Decisions:
 
     def __init__(self, graph: Graph, store: Store, options: Options) -> None:
         self._graph, self._store, self._options = graph, store, options
-        self._history = reasons.History(store)
+        self._history = History(store)
         self._planned: dict[str, Planned] = {}
         self._found: dict[str, Found] = {}
         self._outputs: dict[str, str | None] = {}
@@ -38,7 +39,7 @@ class Decisions:
 
     def plan(self) -> tuple[Planned, ...]:
         """Decides on all nodes as far as can be told before anything has run."""
-        self._history = reasons.History(self._store)
+        self._history = History(self._store)
         planned = reasons.plan(self._graph, self._store, options=self._options, history=self._history)
         self._planned = {p.address: p for p in planned}
         self._found = {p.address: p.record for p in planned}
