@@ -260,17 +260,22 @@ def to_json(record: Any) -> str:
     records a line, so that a run of 10,000 steps is written in a moment and still reads, greps and diffs by the line.
     It can always be written as UTF-8, and it is strict JSON, which has no NaN: `finite` is what becomes of one."""
     fields = sorted(vars(record).items())
-    text = "{\n" + ",\n".join(f"  {_line(name)}: {_lines(value)}" for name, value in fields) + "\n}\n"
+    text = "{\n" + ",\n".join(f'  "{name}": {_lines(value)}' for name, value in fields) + "\n}\n"
     return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates become JSON escapes
 
 
 def _lines(value: Any) -> str:
     if value and isinstance(value, dict):
-        # By way of the encoder's own rule for keys, which need not be strings in a mapping of somebody else's.
-        return "{\n    " + ",\n    ".join(_line({k: v})[1:-1] for k, v in sorted(value.items())) + "\n  }"
+        return "{\n    " + ",\n    ".join(_entry(k, v) for k, v in sorted(value.items())) + "\n  }"
     if value and isinstance(value, tuple) and dataclasses.is_dataclass(value[0]):
         return "[\n    " + ",\n    ".join(map(_line, value)) + "\n  ]"
     return _line(value)
+
+
+def _entry(key: Any, value: Any) -> str:
+    if type(key) is str:
+        return f"{_encoded(key)}: {_line(value)}"
+    return _encoded({key: value})[1:-1]  # the encoder's own rule for keys, in a mapping of somebody else's
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -280,7 +285,19 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 # An indented document would be encoded in Python, twenty times slower than what C encodes by the line.
-_line = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, default=_fields).encode
+_encoded = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, default=_fields).encode
+
+
+def _line(value: Any) -> str:
+    """Most fields of a record are numbers, absent or empty, which need no encoder to be set up."""
+    if value is None:
+        return "null"
+    kind = type(value)
+    if kind is int or (kind is float and math.isfinite(value)):
+        return repr(value)
+    if kind is tuple and not value:
+        return "[]"
+    return "{}" if kind is dict and not value else _encoded(value)
 
 
 def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:

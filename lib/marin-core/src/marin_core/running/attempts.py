@@ -81,7 +81,7 @@ class Attempt:
         """Where the body's output goes."""
         return self.directory / "log.txt"
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The name of its job, the same whoever asks."""
         return job_name(self.prefix, self.address, self.record.attempt)
@@ -155,9 +155,10 @@ def begin(
     directory = store.local / key if store.local else Path(tempfile.mkdtemp(prefix="marin-attempt-"))
     attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs, prefix=store.url)
     with _told(store):
-        (directory / "out").mkdir(parents=True)
+        os.mkdir(f"{directory}/out")  # noqa: PTH102
         request = _request(store, attempt, arguments, fresh=fresh)
-        (directory / "request.pickle").write_bytes(pickle.dumps(request))
+        with open(f"{directory}/request.pickle", "wb", buffering=0) as f:  # noqa: PTH123
+            f.write(pickle.dumps(request))
     faults.reached("request-written")
     return replace(attempt, script=request["script"])
 
@@ -260,7 +261,8 @@ def examine(attempt: Attempt, status: JobStatus) -> Ended:
             delivered = delivery.fetch(attempt.prefix, attempt.key, into=attempt.directory)
             status = status if delivered is None else replace(status, exit_code=delivered.exit_code)
         try:
-            data = json.loads((attempt.directory / "result.json").read_text(encoding="utf-8"))
+            with open(f"{attempt.directory}/result.json", "rb", buffering=0) as f:  # noqa: PTH123
+                data = json.loads(f.read())
         except (OSError, ValueError):
             return Ended(failure=_crash(attempt, status))
         if not data["ok"]:
@@ -425,7 +427,8 @@ def _enter_end(store: Store, attempt: Attempt, *, state: Any, failure: Failure |
         if store.local is None and attempt.log.exists():
             store.put_file(attempt.log, attempt.record.log)
         store.write(f"{attempt.key}/attempt.json", to_json(record).encode(), durable=False)
-        (attempt.directory / "request.pickle").unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{attempt.directory}/request.pickle")  # noqa: PTH108
         faults.reached("attempt-closed")
     finally:
         if settled:

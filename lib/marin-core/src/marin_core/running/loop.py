@@ -14,12 +14,14 @@ Signals are events too, and nothing is committed after one has come; see `interr
 """
 
 import logging
+import queue
 import shutil
 import tempfile
 import threading
 import time
 from collections import deque
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -113,6 +115,7 @@ class Loop:
         self.resting: dict[str, Failure] = {}
         self.running: dict[str, Attempt] = {}
         self.examining: set[str] = set()
+        self.examiner: queue.SimpleQueue[tuple[Attempt, JobStatus] | None] = queue.SimpleQueue()
         self.overtime: set[str] = set()
         self.tries: dict[str, int] = {}
         self.witness = leases.Witness()
@@ -134,7 +137,7 @@ class Loop:
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
-        with self.interrupts.caught(), self._leases_kept():
+        with self.interrupts.caught(), self._leases_kept(), self._examining():
             try:
                 said, signalled = self.ledger.observer.said, lambda: not self.events.empty()
                 if await_collection(self.store, said=said, interrupted=signalled) != seen:
@@ -269,7 +272,7 @@ class Loop:
             self._start(address)
 
     def _may_start(self) -> bool:
-        return self.stopping is None and not (self.blocking and self.running)
+        return self.stopping is None and not (self.blocking and len(self.running) > len(self.examining))
 
     def _start(self, address: str) -> None:
         """Takes the lease, looks once more whether the output is there by now, and launches."""
@@ -387,12 +390,15 @@ class Loop:
         if status is None or status.running or attempt.address in self.examining:
             return
         faults.reached("body-ended")
-        if attempts.is_quick(attempt, status):
+        quick = attempts.is_quick(attempt, status)
+        if quick and (status.exit_code or not self.slots):
             self._examined(name, attempts.examine(attempt, status))
             return
         self.examining.add(attempt.address)
-        # A daemon, so that a run that is interrupted waits for no hash.
-        threading.Thread(target=self._examine, args=(attempt, status), daemon=True).start()
+        if quick:  # the next body starts while the disk takes this one's output
+            self.examiner.put((attempt, status))
+        else:  # a daemon, so that a run that is interrupted waits for no hash
+            threading.Thread(target=self._examine, args=(attempt, status), daemon=True).start()
 
     def _late(self, name: str, _: Any) -> None:
         """A body has had its time. It ends in its own time, so nothing waits for that here."""
@@ -490,6 +496,20 @@ class Loop:
 
     def _leases_kept(self) -> AbstractContextManager[None]:
         return renewals.kept(self.store, self._held, lost=self._note_loss, term=self.lease_seconds)
+
+    @contextmanager
+    def _examining(self) -> Generator[None]:
+        """A thread that looks at small outputs, one after another; a daemon too."""
+
+        def examine() -> None:
+            for attempt, status in iter(self.examiner.get, None):
+                self._examine(attempt, status)
+
+        threading.Thread(target=examine, daemon=True, name="marin-outputs").start()
+        try:
+            yield
+        finally:
+            self.examiner.put(None)
 
     def _examine(self, attempt: Attempt, status: JobStatus) -> None:
         self.events.put("examined", attempt.name, attempts.examine(attempt, status))

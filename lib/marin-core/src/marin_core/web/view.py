@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from marin_core.records import NodeRecord, RunRecord
 from marin_core.web.files import FoundFile, PrefixFiles, UnreadableFileError
+from marin_core.web.markup import Markup, element
 from marin_core.web.naming import distinctions
 
 MAX_INSPECTED = 400
@@ -90,6 +91,17 @@ class RunView:
     def label(self, index: int) -> str:
         """The step's name, with what tells it apart where the name alone does not."""
         return f"{self.record.nodes[index].name} {self.distinctions[index]}".rstrip()
+
+    def link(self, index: int) -> Markup:
+        """A link to the step, by its label; the page has several to each."""
+        found = self._link_cache.get(index)
+        if found is None:
+            found = self._link_cache[index] = element("a", self.label(index), href=f"#s{index}")
+        return found
+
+    @functools.cached_property
+    def _link_cache(self) -> dict[int, Markup]:
+        return {}
 
     @property
     def headline(self) -> tuple[int, ...]:
