@@ -23,6 +23,7 @@ import functools
 import json
 import math
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -312,11 +313,17 @@ def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:
         CorruptRecordError: the text is not JSON or lacks a field.
         NewerRecordError: it is of a later schema.
     """
+    return _from_json(kind, text, where=where)
+
+
+def _from_json(kind: Any, text: str | bytes, *, where: str, fence: bool = False) -> Any:
     try:
         # What an earlier version wrote may hold a bare NaN; its name is what is recorded today.
         data = json.loads(text, parse_constant=str)
         if not isinstance(data, dict):
             raise TypeError(f"expected an object, found {type(data).__name__}")
+        if fence and data.get("attempt", 0) is None:
+            return None
         check_schema(data, where=where)
         return build(kind, data)
     except (ValueError, TypeError, KeyError) as e:
@@ -330,17 +337,7 @@ def committed(text: str | bytes | None, *, where: str) -> StepRecord | None:
         CorruptRecordError: the text is not JSON or lacks a field.
         NewerRecordError: it is of a later schema.
     """
-    if text is None or _is_fence(text):
-        return None
-    return from_json(StepRecord, text, where=where)
-
-
-def _is_fence(text: str | bytes) -> bool:
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(data, dict) and data.get("attempt", 0) is None
+    return None if text is None else _from_json(StepRecord, text, where=where, fence=True)
 
 
 def fenced(text: bytes | None, *, address: str, epoch: int) -> bytes:
@@ -375,13 +372,6 @@ _hints = functools.cache(typing.get_type_hints)
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
-@functools.cache
-def _shape(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The fields of a dataclass, each with its annotation; None where plain JSON is the value already."""
-    hints = _hints(kind)
-    return tuple((f.name, None if _is_plain(hints[f.name]) else hints[f.name]) for f in dataclasses.fields(kind))
-
-
 def _is_plain(kind: Any) -> bool:
     args = typing.get_args(kind)
     built = any(dataclasses.is_dataclass(k) for k in (kind, *args)) or typing.get_origin(kind) is tuple
@@ -390,19 +380,37 @@ def _is_plain(kind: Any) -> bool:
 
 def build(kind: Any, data: Any) -> Any:
     """Dataclasses, tuples and optionals from plain JSON, following the annotations."""
-    if kind is float:
-        return float(data) if isinstance(data, str) and data in _NOT_FINITE else data
+    return _reader(kind)(data)
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What makes a value of an annotation's kind from JSON; worked out once, because a plan reads thousands of them."""
+    args = typing.get_args(kind)
+    nested = [a for a in args if dataclasses.is_dataclass(a)]
     if dataclasses.is_dataclass(kind):
+        return _record_reader(kind)
+    if typing.get_origin(kind) is tuple:
+        if _is_plain(args[0]):
+            return tuple
+        read = _reader(args[0])
+        return lambda data: tuple([read(item) for item in data])
+    if nested and type(None) in args:
+        read = _reader(nested[0])
+        return lambda data: None if data is None else read(data)
+    if kind is float or (float in args and str not in args):
+        return lambda data: float(data) if isinstance(data, str) and data in _NOT_FINITE else data
+    return lambda data: data
+
+
+def _record_reader(kind: Any) -> Callable[[Any], Any]:
+    hints = _hints(kind)
+    # None where plain JSON is the value already.
+    readers = [(f.name, None if _is_plain(hints[f.name]) else _reader(hints[f.name])) for f in dataclasses.fields(kind)]
+
+    def read(data: Any) -> Any:
         if not isinstance(data, dict):
             raise TypeError(f"{kind} wants an object, found {type(data).__name__}")
-        given = ((name, hint) for name, hint in _shape(kind) if name in data)
-        return kind(**{name: data[name] if hint is None else build(hint, data[name]) for name, hint in given})
-    args = typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
-        return tuple(data) if _is_plain(args[0]) else tuple([build(args[0], item) for item in data])
-    nested = [a for a in args if dataclasses.is_dataclass(a)]
-    if data is not None and nested and type(None) in args:
-        return build(nested[0], data)
-    if isinstance(data, str) and data in _NOT_FINITE and float in args and str not in args:
-        return float(data)
-    return data
+        return kind(**{name: data[name] if of is None else of(data[name]) for name, of in readers if name in data})
+
+    return read
