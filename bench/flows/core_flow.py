@@ -4,7 +4,7 @@
     python bench/flows/core_flow.py cold   wide 1000 --prefix /tmp/x --launcher process
     python bench/flows/core_flow.py rerun  layers 10000 --prefix /tmp/x       of what `cold` has made there
     python bench/flows/core_flow.py far    layers 10000 --prefix /tmp/x       the same, every operation 50 ms away
-    python bench/flows/core_flow.py s3     wide 1000 --prefix /tmp/x          the same of a copy in moto's S3, 50 ms away
+    python bench/flows/core_flow.py s3     wide 1000 --prefix /tmp/x          the same in moto's S3, 50 ms away
     python bench/flows/core_flow.py serve  layers 10000 --prefix /tmp/x       the newest run's page, from a new server
     python bench/flows/core_flow.py page   layers 10000 --prefix /tmp/x --html /tmp/page.html
     python bench/flows/core_flow.py read   diamonds 30                        lower, plan, graph and explain
@@ -132,7 +132,8 @@ def s3(graph: Graph, options: argparse.Namespace) -> Measures:
     """`rerun` on an S3 server whose answers are 50 ms late."""
     command = [sys.executable, str(Path(__file__).with_name("object_store.py")), options.prefix]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdin is not None and server.stdout is not None
+        assert server.stdin is not None
+        assert server.stdout is not None
         endpoint = server.stdout.readline().strip()
         os.environ |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
         os.environ["AWS_REGION"] = "us-east-1"
@@ -154,7 +155,7 @@ def serve(_graph: Graph, options: argparse.Namespace) -> Measures:
             text, took = timed(lambda: urllib.request.urlopen(url, timeout=60).read())
         finally:
             server.terminate()
-    return {"started": started[:1] + [None], "served": took[:1] + [None], "served_mb": len(text) / 1e6}
+    return {"started": [started[0], None], "served": [took[0], None], "served_mb": len(text) / 1e6}
 
 
 def page(_graph: Graph, options: argparse.Namespace) -> Measures:
