@@ -12,7 +12,7 @@ Every measurement is a process of its own (`flows/`), rounds are interleaved, an
 every executor; peers that would take minutes get smaller ones, so all are compared by the step. A row: the median and
 the range of the rounds, CPU where the process under measurement tells it, our budget, and how many times longer a peer
 takes than we do. ``*`` marks a row during which other processes took more than a tenth of the machine. The page's rows
-need Chromium and websocket-client.
+need Chromium and websocket-client, the row of S3 needs moto and obstore.
 """
 
 import argparse
@@ -122,9 +122,11 @@ def our_jobs(scratch: Path, sizes: argparse.Namespace) -> dict[str, Job]:
         "script": lambda _: script,
         "far": lambda _: flow("far", "layers", n, "--prefix", large),
         "page": lambda _: flow("page", "layers", n, "--prefix", large, "--html", html),
+        "serve": lambda _: flow("serve", "layers", n, "--prefix", large),
         "browser": lambda _: [sys.executable, str(FLOWS / "browser.py"), html],
         "wide inline": cold("wide", sizes.wide, "inline"),
         "chain inline": cold("chain", sizes.chain, "inline"),
+        "s3": lambda _: flow("s3", "wide", sizes.wide, "--prefix", scratch / "wide-inline-0"),
         "wide process": cold("wide", sizes.wide, "process"),
         "chain process": cold("chain", sizes.chain, "process"),
     }
@@ -156,10 +158,12 @@ def our_rows(sizes: argparse.Namespace) -> dict[str, list[Row]]:
             Row("no-op rerun, peak memory", "rerun", "memory_mb", "MB", budget=500),
             Row("plan, store 50 ms away", "far", "plan", budget=10),
             Row("no-op rerun, store 50 ms away", "far", "rerun", budget=10),
+            Row(f"{sizes.wide:,} steps, no-op rerun, S3 50 ms away", "s3", "rerun"),
             Row("page, written", "page", "page"),
             Row("page, peak memory of writing it", "page", "memory_mb", "MB", budget=500),
             Row("page, size", "page", "html_mb", "MB"),
             Row("page, opened in a browser", "browser", "open", budget=3),
+            Row("page, from a new `marin serve`", "serve", "served", budget=3),
         ],
         "cold runs": [
             cold(f"{n:,} inline, layers", "large", n, 3),
@@ -239,7 +243,7 @@ def snakemake_peer(where: Path, scratch: Path, sizes: argparse.Namespace) -> Pee
     return Peer("Snakemake", program, jobs, rows)
 
 
-ONCE = frozenset({"large", "far"})
+ONCE = frozenset({"large", "far", "s3"})
 """Jobs of the first round alone: one makes what others read, one waits for what does not vary."""
 
 

@@ -4,6 +4,8 @@
     python bench/flows/core_flow.py cold   wide 1000 --prefix /tmp/x --launcher process
     python bench/flows/core_flow.py rerun  layers 10000 --prefix /tmp/x       of what `cold` has made there
     python bench/flows/core_flow.py far    layers 10000 --prefix /tmp/x       the same, every operation 50 ms away
+    python bench/flows/core_flow.py s3     wide 1000 --prefix /tmp/x          the same in moto's S3, 50 ms away
+    python bench/flows/core_flow.py serve  layers 10000 --prefix /tmp/x       the newest run's page, from a new server
     python bench/flows/core_flow.py page   layers 10000 --prefix /tmp/x --html /tmp/page.html
     python bench/flows/core_flow.py read   diamonds 30                        lower, plan, graph and explain
 
@@ -14,8 +16,12 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +128,36 @@ def far(graph: Graph, options: argparse.Namespace) -> Measures:
     return {"plan": plan_took, "rerun": took, "operations": [store.num_operations, again.num_operations]}
 
 
+def s3(graph: Graph, options: argparse.Namespace) -> Measures:
+    """`rerun` on an S3 server whose answers are 50 ms late."""
+    command = [sys.executable, str(Path(__file__).with_name("object_store.py")), options.prefix]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        endpoint = server.stdout.readline().strip()
+        os.environ |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+        os.environ["AWS_REGION"] = "us-east-1"
+        try:
+            return rerun(graph, argparse.Namespace(prefix="s3://bench"))
+        finally:
+            server.stdin.close()
+
+
+def serve(_graph: Graph, options: argparse.Namespace) -> Measures:
+    """The first page that a new server is asked for: that of the newest run."""
+    newest = max(Path(options.prefix, "runs").glob("*.json")).stem
+    command = [sys.executable, "-m", "marin_core.cli", "serve", "--prefix", options.prefix, "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            said, started = timed(server.stdout.readline)
+            url = f"{json.loads(said)['url']}runs/{newest}"
+            text, took = timed(lambda: urllib.request.urlopen(url, timeout=60).read())
+        finally:
+            server.terminate()
+    return {"started": [started[0], None], "served": [took[0], None], "served_mb": len(text) / 1e6}
+
+
 def page(_graph: Graph, options: argparse.Namespace) -> Measures:
     """The page of the newest run, from its record to a file."""
     from marin_core.report import write_report
@@ -151,7 +187,16 @@ def memory_mb() -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    jobs = {"lower": None, "cold": cold, "rerun": rerun, "far": far, "page": page, "read": read}
+    jobs = {
+        "lower": None,
+        "cold": cold,
+        "rerun": rerun,
+        "far": far,
+        "s3": s3,
+        "serve": serve,
+        "page": page,
+        "read": read,
+    }
     parser.add_argument("job", choices=jobs)
     parser.add_argument("shape", choices=["wide", "layers", "chain", "diamonds"])
     parser.add_argument("n", type=int)

@@ -75,12 +75,12 @@ def test_readers_see_whole_records_while_one_is_rewritten(tmp_path: Path) -> Non
 
 def test_no_space_left_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(tmp_path))
-    real = Path.open
+    real = os.open
 
-    def on_a_full_disk(path: Path, *args: Any, **kwargs: Any) -> Any:
-        return real(Path("/dev/full") if path.name.endswith(".tmp") else path, *args, **kwargs)
+    def on_a_full_disk(path: Any, *args: Any, **kwargs: Any) -> Any:
+        return real("/dev/full" if str(path).endswith(".tmp") else path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", on_a_full_disk)
+    monkeypatch.setattr(os, "open", on_a_full_disk)
     with pytest.raises(PrefixError, match="no space left on the device"):
         store.write("r", b"data")
     assert store.read("r") is None
@@ -93,7 +93,7 @@ def test_an_unwritable_prefix_is_told(tmp_path: Path) -> None:
 
 
 def test_an_unwritable_prefix_is_named_and_no_file_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(path: Path, *_: Any, **__: Any) -> None:
+    def denied(path: Any, *_: Any, **__: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     store = open_store(str(tmp_path))
@@ -101,7 +101,7 @@ def test_an_unwritable_prefix_is_named_and_no_file_of_ours(tmp_path: Path, monke
     with pytest.raises(PrefixError) as told:
         store.check_writable()
     assert str(told.value) == f"prefix {tmp_path}: Permission denied; choose another --prefix or MARIN_PREFIX"
-    monkeypatch.setattr(Path, "open", denied)
+    monkeypatch.setattr(os, "open", denied)
     with pytest.raises(PrefixError, match=r"Permission denied \(\S*/a/step\.json\); choose"):
         store.write("a/step.json", b"")
 

@@ -5,6 +5,7 @@ is asked for is known before anything is decided, so `side_by_side` asks it all 
 order of the questions: how many travel together changes no answer, and no decision that rests on them.
 """
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -40,10 +41,12 @@ def side_by_side[T, R](store: Store, work: Callable[[T], R], items: Iterable[T])
     if store.local is None:
         return _threaded(store, work, todo)
     # A warm cache answers faster than threads take turns.
-    begun = time.monotonic()
-    results = [work(item) for item in todo[:_SAMPLE]]
-    rest = todo[_SAMPLE:]
-    if time.monotonic() - begun < _WAITING * _SAMPLE:
+    results, times = [], [time.monotonic()]
+    for item in todo[:_SAMPLE]:
+        results.append(work(item))
+        times.append(time.monotonic())
+    rest, took = todo[_SAMPLE:], sorted(b - a for a, b in itertools.pairwise(times))
+    if not rest or took[len(took) // 2] < _WAITING:  # the median: a busy machine holds up a few of them
         return results + [work(item) for item in rest]
     return results + _threaded(store, work, rest)
 

@@ -24,7 +24,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from marin_core import faults
@@ -293,4 +293,7 @@ def _version(found: Versioned | None) -> str | None:
 
 
 def _json(lease: Lease) -> bytes:
-    return json.dumps(asdict(lease), sort_keys=True, allow_nan=False).encode()
+    return _encode(lease).encode()
+
+
+_encode = json.JSONEncoder(sort_keys=True, allow_nan=False, default=vars).encode

@@ -26,7 +26,7 @@ class Process:
     @classmethod
     def of(cls, pid: int) -> "Process":
         """The process that has this pid now."""
-        return cls(pid=pid, started=_start_tick(pid) or 0)
+        return cls(pid=pid, started=_own_tick(pid) if pid == os.getpid() else _start_tick(pid) or 0)
 
     def alive(self) -> bool:
         """True while this very process, not a later one of the same pid, exists on this host."""
@@ -66,10 +66,17 @@ def kill_group(body: Process) -> None:
         time.sleep(0.005)
 
 
+@functools.cache
+def _own_tick(pid: int) -> int:
+    """The tick at which this very process started, which it asks for at every lease."""
+    return _start_tick(pid) or 0
+
+
 def _start_tick(pid: int) -> int | None:
     """Field 22 of /proc/PID/stat; the command in field 2 may hold spaces and parentheses. None for a zombie as well."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as f:  # noqa: PTH123  at every start of a body
+            fields = f.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else int(fields[19])
+    return None if fields[0] == b"Z" else int(fields[19])

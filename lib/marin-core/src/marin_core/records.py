@@ -23,6 +23,7 @@ import functools
 import json
 import math
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -260,17 +261,22 @@ def to_json(record: Any) -> str:
     records a line, so that a run of 10,000 steps is written in a moment and still reads, greps and diffs by the line.
     It can always be written as UTF-8, and it is strict JSON, which has no NaN: `finite` is what becomes of one."""
     fields = sorted(vars(record).items())
-    text = "{\n" + ",\n".join(f"  {_line(name)}: {_lines(value)}" for name, value in fields) + "\n}\n"
+    text = "{\n" + ",\n".join(f'  "{name}": {_lines(value)}' for name, value in fields) + "\n}\n"
     return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates become JSON escapes
 
 
 def _lines(value: Any) -> str:
     if value and isinstance(value, dict):
-        # By way of the encoder's own rule for keys, which need not be strings in a mapping of somebody else's.
-        return "{\n    " + ",\n    ".join(_line({k: v})[1:-1] for k, v in sorted(value.items())) + "\n  }"
+        return "{\n    " + ",\n    ".join(_entry(k, v) for k, v in sorted(value.items())) + "\n  }"
     if value and isinstance(value, tuple) and dataclasses.is_dataclass(value[0]):
         return "[\n    " + ",\n    ".join(map(_line, value)) + "\n  ]"
     return _line(value)
+
+
+def _entry(key: Any, value: Any) -> str:
+    if type(key) is str:
+        return f"{_encoded(key)}: {_line(value)}"
+    return _encoded({key: value})[1:-1]  # the encoder's own rule for keys, in a mapping of somebody else's
 
 
 def _fields(record: Any) -> dict[str, Any]:
@@ -280,7 +286,19 @@ def _fields(record: Any) -> dict[str, Any]:
 
 
 # An indented document would be encoded in Python, twenty times slower than what C encodes by the line.
-_line = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, default=_fields).encode
+_encoded = json.JSONEncoder(sort_keys=True, ensure_ascii=False, allow_nan=False, default=_fields).encode
+
+
+def _line(value: Any) -> str:
+    """Most fields of a record are numbers, absent or empty, which need no encoder to be set up."""
+    if value is None:
+        return "null"
+    kind = type(value)
+    if kind is int or (kind is float and math.isfinite(value)):
+        return repr(value)
+    if kind is tuple and not value:
+        return "[]"
+    return "{}" if kind is dict and not value else _encoded(value)
 
 
 def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:
@@ -295,11 +313,17 @@ def from_json[T](kind: type[T], text: str | bytes, *, where: str) -> T:
         CorruptRecordError: the text is not JSON or lacks a field.
         NewerRecordError: it is of a later schema.
     """
+    return _from_json(kind, text, where=where)
+
+
+def _from_json(kind: Any, text: str | bytes, *, where: str, fence: bool = False) -> Any:
     try:
         # What an earlier version wrote may hold a bare NaN; its name is what is recorded today.
         data = json.loads(text, parse_constant=str)
         if not isinstance(data, dict):
             raise TypeError(f"expected an object, found {type(data).__name__}")
+        if fence and data.get("attempt", 0) is None:
+            return None
         check_schema(data, where=where)
         return build(kind, data)
     except (ValueError, TypeError, KeyError) as e:
@@ -313,17 +337,7 @@ def committed(text: str | bytes | None, *, where: str) -> StepRecord | None:
         CorruptRecordError: the text is not JSON or lacks a field.
         NewerRecordError: it is of a later schema.
     """
-    if text is None or _is_fence(text):
-        return None
-    return from_json(StepRecord, text, where=where)
-
-
-def _is_fence(text: str | bytes) -> bool:
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(data, dict) and data.get("attempt", 0) is None
+    return None if text is None else _from_json(StepRecord, text, where=where, fence=True)
 
 
 def fenced(text: bytes | None, *, address: str, epoch: int) -> bytes:
@@ -358,13 +372,6 @@ _hints = functools.cache(typing.get_type_hints)
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
-@functools.cache
-def _shape(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """The fields of a dataclass, each with its annotation; None where plain JSON is the value already."""
-    hints = _hints(kind)
-    return tuple((f.name, None if _is_plain(hints[f.name]) else hints[f.name]) for f in dataclasses.fields(kind))
-
-
 def _is_plain(kind: Any) -> bool:
     args = typing.get_args(kind)
     built = any(dataclasses.is_dataclass(k) for k in (kind, *args)) or typing.get_origin(kind) is tuple
@@ -373,19 +380,37 @@ def _is_plain(kind: Any) -> bool:
 
 def build(kind: Any, data: Any) -> Any:
     """Dataclasses, tuples and optionals from plain JSON, following the annotations."""
-    if kind is float:
-        return float(data) if isinstance(data, str) and data in _NOT_FINITE else data
+    return _reader(kind)(data)
+
+
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What makes a value of an annotation's kind from JSON; worked out once, because a plan reads thousands of them."""
+    args = typing.get_args(kind)
+    nested = [a for a in args if dataclasses.is_dataclass(a)]
     if dataclasses.is_dataclass(kind):
+        return _record_reader(kind)
+    if typing.get_origin(kind) is tuple:
+        if _is_plain(args[0]):
+            return tuple
+        read = _reader(args[0])
+        return lambda data: tuple([read(item) for item in data])
+    if nested and type(None) in args:
+        read = _reader(nested[0])
+        return lambda data: None if data is None else read(data)
+    if kind is float or (float in args and str not in args):
+        return lambda data: float(data) if isinstance(data, str) and data in _NOT_FINITE else data
+    return lambda data: data
+
+
+def _record_reader(kind: Any) -> Callable[[Any], Any]:
+    hints = _hints(kind)
+    # None where plain JSON is the value already.
+    readers = [(f.name, None if _is_plain(hints[f.name]) else _reader(hints[f.name])) for f in dataclasses.fields(kind)]
+
+    def read(data: Any) -> Any:
         if not isinstance(data, dict):
             raise TypeError(f"{kind} wants an object, found {type(data).__name__}")
-        given = ((name, hint) for name, hint in _shape(kind) if name in data)
-        return kind(**{name: data[name] if hint is None else build(hint, data[name]) for name, hint in given})
-    args = typing.get_args(kind)
-    if typing.get_origin(kind) is tuple:
-        return tuple(data) if _is_plain(args[0]) else tuple([build(args[0], item) for item in data])
-    nested = [a for a in args if dataclasses.is_dataclass(a)]
-    if data is not None and nested and type(None) in args:
-        return build(nested[0], data)
-    if isinstance(data, str) and data in _NOT_FINITE and float in args and str not in args:
-        return float(data)
-    return data
+        return kind(**{name: data[name] if of is None else of(data[name]) for name, of in readers if name in data})
+
+    return read

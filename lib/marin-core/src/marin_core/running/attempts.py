@@ -60,7 +60,7 @@ class Attempt:
         """Where the body's output goes."""
         return self.directory / "log.txt"
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The name of its job, the same whoever asks."""
         return job_name(self.prefix, self.address, self.record.attempt)
@@ -151,7 +151,8 @@ def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None
     try:
         with told(store):
             if _entered(store, attempt, record):
-                (attempt.directory / "request.pickle").unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{attempt.directory}/request.pickle")  # noqa: PTH108
         faults.reached("attempt-closed")
     finally:
         if settled:

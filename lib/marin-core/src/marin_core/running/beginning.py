@@ -66,9 +66,10 @@ def begin(
     attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs, prefix=store.url)
     try:
         with told(store):
-            (directory / "out").mkdir(parents=True)
+            os.mkdir(f"{directory}/out")  # noqa: PTH102
             request = _request(store, attempt, arguments, fresh=fresh)
-            (directory / "request.pickle").write_bytes(pickle.dumps(request))
+            with open(f"{directory}/request.pickle", "wb", buffering=0) as f:  # noqa: PTH123
+                f.write(pickle.dumps(request))
     except MarinCoreError as e:
         with contextlib.suppress(MarinCoreError):
             close(store, attempt, state="failed", failure=failure_of(e))

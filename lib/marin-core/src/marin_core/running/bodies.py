@@ -8,10 +8,12 @@ Invariant: an attempt is in `running`, and its lease renewed, from before its bo
 uploaded.
 """
 
+import queue
 import threading
 import time
 import traceback
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from marin_core import faults, leases, renewals
@@ -47,6 +49,8 @@ class Bodies:
         self.running: dict[str, Attempt] = {}
         """By name of the job."""
         self._examining: set[str] = set()
+        self._quick: queue.SimpleQueue[tuple[Attempt, JobStatus] | None] = queue.SimpleQueue()
+        """Small outputs, for one thread that looks at them one after another."""
         self._overtime: set[str] = set()
 
     def start(self, going: Succession, environment: dict[str, str]) -> None:
@@ -81,9 +85,10 @@ class Bodies:
             except LeaseLostError as e:
                 self._note_loss(attempt.address, e)
 
-    def ended(self, name: str, known: JobStatus | None) -> Ended | None:
+    def ended(self, name: str, known: JobStatus | None, *, hurry: bool) -> Ended | None:
         """What a body has left, if it has ended and that is told at once; else an event ``examined`` will tell. A body
-        that its launcher does not know is lost."""
+        that its launcher does not know is lost. In a ``hurry`` the loop starts others while the disk takes an output.
+        """
         attempt = self.running[name]
         status = known or self._launcher.poll(name) or JobStatus(running=False)
         if status.running or name in self._examining:
@@ -91,7 +96,10 @@ class Bodies:
         faults.reached("body-ended")
         self._examining.add(name)
         if examination.is_quick(self._store, attempt, status):
-            return examination.examine(self._store, attempt, status)
+            if status.exit_code or not hurry:
+                return examination.examine(self._store, attempt, status)
+            self._quick.put((attempt, status))
+            return None
         # A daemon, so that a run that is interrupted waits for no hash and no upload.
         threading.Thread(target=self._examine, args=(attempt, status), daemon=True).start()
         return None
@@ -138,6 +146,25 @@ class Bodies:
     def note_end(self, name: str, status: JobStatus | None = None) -> None:
         """A body has, or may have, ended."""
         self._events.put("ended", name, status)
+
+    @property
+    def free(self) -> bool:
+        """Whether the launcher can take another body: one that blocks has a single one at work."""
+        return not self.blocking or len(self.running) <= len(self._examining)
+
+    @contextmanager
+    def examined(self) -> Generator[None]:
+        """The thread for small outputs, as long as the context lasts; a daemon too."""
+
+        def examine() -> None:
+            for attempt, status in iter(self._quick.get, None):
+                self._examine(attempt, status)
+
+        threading.Thread(target=examine, daemon=True, name="marin-outputs").start()
+        try:
+            yield
+        finally:
+            self._quick.put(None)
 
     def leases_kept(self, *, term: float) -> AbstractContextManager[None]:
         """Renews the leases of what runs as long as the context lasts."""

@@ -32,7 +32,8 @@ def examine(store: Store, attempt: Attempt, status: JobStatus) -> Ended:
             delivered = delivery.fetch(attempt.prefix, attempt.key, into=attempt.directory)
             status = status if delivered is None else replace(status, exit_code=delivered.exit_code)
         try:
-            data = json.loads((attempt.directory / "result.json").read_text(encoding="utf-8"))
+            with open(f"{attempt.directory}/result.json", "rb", buffering=0) as f:  # noqa: PTH123
+                data = json.loads(f.read())
         except (OSError, ValueError):
             return Ended(failure=_crash(attempt, status))
         if not data["ok"]:

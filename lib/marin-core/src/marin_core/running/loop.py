@@ -117,7 +117,7 @@ class Loop:
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
-        with self.interrupts.caught(), self.bodies.leases_kept(term=self.lease_seconds):
+        with self.interrupts.caught(), self.bodies.leases_kept(term=self.lease_seconds), self.bodies.examined():
             try:
                 said, signalled = self.ledger.observer.said, lambda: not self.events.empty()
                 if await_collection(self.store, said=said, interrupted=signalled) != seen:
@@ -169,7 +169,7 @@ class Loop:
             self._failed(self._retire(subject), attempts.failure_of(detail))
         elif kind == "examined":
             self._examined(subject, detail)
-        elif kind == "ended" and (ended := self.bodies.ended(subject, detail)) is not None:
+        elif kind == "ended" and (ended := self.bodies.ended(subject, detail, hurry=bool(self.slots))) is not None:
             self._examined(subject, ended)
 
     # Deciding
@@ -224,8 +224,7 @@ class Loop:
             self.slots.push(node.address, priority=self.priority[node.address])
 
     def _may_start(self) -> bool:
-        free = not (self.bodies.blocking and self.bodies.running)
-        return free and self.stopping is None and self.interrupts.number is None
+        return self.bodies.free and self.stopping is None and self.interrupts.number is None
 
     def _look(self) -> None:
         """Tries the steps again that other runners hold."""

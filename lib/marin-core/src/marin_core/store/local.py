@@ -25,6 +25,8 @@ from marin_core.records import FileEntry
 from marin_core.store import Guard, Store, Versioned
 from marin_core.store.manifests import sha256_of
 
+_BLOCK = 1 << 16
+
 
 class LocalStore(Store):
     """A directory of this machine, or one that it has mounted.
@@ -44,13 +46,20 @@ class LocalStore(Store):
 
     def read(self, key: str) -> bytes | None:
         """The bytes at a key; None when there is nothing."""
+        path = f"{self.url}/{key}"
         try:
-            with open(f"{self.url}/{key}", "rb", buffering=0) as f:  # noqa: PTH123  a step reads some ten small records
-                return f.readall()
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                parts = []
+                while part := os.read(descriptor, _BLOCK):
+                    parts.append(part)
+            finally:
+                os.close(descriptor)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as e:
-            raise self.error(e) from e
+            raise self.error(e, at=Path(path)) from e
+        return b"".join(parts)
 
     def read_versioned(self, key: str) -> Versioned | None:
         """The bytes at a key, and their digest as the version."""
@@ -72,19 +81,23 @@ class LocalStore(Store):
 
     def write(self, key: str, data: bytes, *, durable: bool = True) -> None:
         """A temporary file, flushed if ``durable`` so that no later reader finds a part of it, then a rename."""
-        path = self._root / key
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        path = f"{self.url}/{key}"
+        temporary = f"{path}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
-            with _created(temporary) as f:
-                f.write(data)
+            descriptor = _opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            try:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[os.write(descriptor, rest) :]
                 if durable:
-                    f.flush()
-                    os.fsync(f.fileno())
-            temporary.replace(path)
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, path)  # noqa: PTH104
         except OSError as e:
             with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise self.error(e, at=path if e.filename == str(temporary) else None) from e
+                os.unlink(temporary)  # noqa: PTH108
+            raise self.error(e, at=Path(path) if e.filename == temporary else None) from e
 
     def delete(self, key: str) -> None:
         """Removes a key if it is there."""
@@ -96,11 +109,11 @@ class LocalStore(Store):
     @contextlib.contextmanager
     def _locked(self, key: str) -> Generator[None]:
         """Holds the lock of the step that a key belongs to."""
-        step = self._root / (key.partition("/attempts/")[0] if "/attempts/" in key else os.path.dirname(key))  # noqa: PTH120
-        path = f"{step}/.lock"
+        step = key.partition("/attempts/")[0] if "/attempts/" in key else key.rpartition("/")[0]
+        path = f"{self.url}/{step}/.lock"
         while True:
             try:
-                descriptor = _lock_file(path)
+                descriptor = _opened(path, os.O_RDWR | os.O_CREAT, 0o644)
             except OSError as e:
                 raise self.error(e) from e
             try:
@@ -114,7 +127,7 @@ class LocalStore(Store):
     def names(self, key: str) -> list[str]:
         """Names of the entries directly under a key, sorted; empty when there is none."""
         try:
-            return sorted(entry.name for entry in os.scandir(self._root / key))
+            return sorted(os.listdir(f"{self.url}/{key}"))  # noqa: PTH208
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as e:
@@ -151,13 +164,14 @@ class LocalStore(Store):
 
     def damage(self, key: str, files: tuple[FileEntry, ...], *, deep: bool = False) -> list[str]:
         """What is wrong with a committed output directory. Looks at the manifest's files alone."""
-        root, found = self._root / key, []
+        found = []
         for entry in files:
+            path = f"{self.url}/{key}/{entry.path}"
             try:
-                size = (root / entry.path).stat().st_size
+                size = os.stat(path).st_size  # noqa: PTH116  for every step of every plan
                 if size != entry.size:
                     found.append(f"{entry.path} has {size} bytes instead of {entry.size}")
-                elif deep and sha256_of(root / entry.path) != entry.sha256:
+                elif deep and sha256_of(path) != entry.sha256:
                     found.append(f"{entry.path} has another sha256 than recorded")
             except FileNotFoundError:
                 found.append(f"{entry.path} is missing")
@@ -202,25 +216,14 @@ def _version(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@contextlib.contextmanager
-def _created(path: Path) -> Generator:
-    """The file, open for writing; its directory is made only if it turns out to be missing."""
+def _opened(path: str, flags: int, mode: int) -> int:
+    """A descriptor of a file that is made if need be, its directory too. A step touches some ten small files, to which
+    Python's own file objects and paths would add more than they cost."""
     try:
-        f = path.open("wb")
-    except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        f = path.open("wb")
-    with f:
-        yield f
-
-
-def _lock_file(path: str) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o644)
+        return os.open(path, flags | os.O_CLOEXEC, mode)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-        return os.open(path, flags, 0o644)
+        return os.open(path, flags | os.O_CLOEXEC, mode)
 
 
 def _is_still(path: str, descriptor: int) -> bool:

@@ -25,38 +25,58 @@ def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:
     Raises:
         UsageError: the directory has a link, which the manifest could not vouch for, or a pipe or socket.
     """
-    paths, directories = [], [directory]
-    for path in sorted(directory.rglob("*")):
-        if path.is_symlink() or not (path.is_dir() or path.is_file()):
-            what = "a symbolic link" if path.is_symlink() else "neither a file nor a directory"
-            raise UsageError(f"output {path.relative_to(directory)} is {what}; write a plain file")
-        (directories if path.is_dir() else paths).append(path)
-    if not paths:
+    sizes, directories = _listed(directory)
+    if not sizes:
         return ()
-    with DaemonExecutor(min(8, len(paths), os.cpu_count() or 1), name="marin-hash") as pool:
-        digests = list(pool.map(lambda p: sha256_of(p, durable=durable), paths))
+    names = sorted(sizes, key=lambda name: name.split("/"))
+
+    def digest_of(name: str) -> str:
+        return sha256_of(f"{directory}/{name}", durable=durable)
+
+    if len(names) == 1 or sum(sizes.values()) < _HASH_BLOCK:  # threads would take longer to start
+        digests = list(map(digest_of, names))
+    else:
+        with DaemonExecutor(min(8, len(names), os.cpu_count() or 1), name="marin-hash") as pool:
+            digests = list(pool.map(digest_of, names))
     for path in directories if durable else ():
         sync_directory(path)
-    return tuple(
-        FileEntry(path=p.relative_to(directory).as_posix(), size=p.stat().st_size, sha256=d)
-        for p, d in zip(paths, digests, strict=True)
-    )
+    return tuple(FileEntry(path=n, size=sizes[n], sha256=d) for n, d in zip(names, digests, strict=True))
 
 
-def sha256_of(path: Path, *, durable: bool = False) -> str:
+def _listed(directory: Path) -> tuple[dict[str, int], list[str]]:
+    """The files below a directory, by path relative to it, with their sizes; and the directories, itself the first."""
+    sizes: dict[str, int] = {}
+    directories = [top := os.fspath(directory)]
+    for parent in directories:  # which grows meanwhile
+        with os.scandir(parent) as entries:
+            for entry in entries:
+                name = entry.path[len(top) + 1 :]
+                if entry.is_dir(follow_symlinks=False):
+                    directories.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    sizes[name] = entry.stat(follow_symlinks=False).st_size
+                else:
+                    what = "a symbolic link" if entry.is_symlink() else "neither a file nor a directory"
+                    raise UsageError(f"output {name} is {what}; write a plain file")
+    return sizes, directories
+
+
+def sha256_of(path: str | Path, *, durable: bool = False) -> str:
     """The sha256 of a file in hex; ``durable`` also flushes it to disk."""
-    digest = hashlib.sha256()
-    with path.open("rb") as f:
-        while block := f.read(_HASH_BLOCK):
+    digest, descriptor = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while block := os.read(descriptor, _HASH_BLOCK):
             digest.update(block)
         if durable:
-            os.fsync(f.fileno())
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
     return digest.hexdigest()
 
 
-def sync_directory(directory: Path) -> None:
+def sync_directory(directory: str | Path) -> None:
     """Makes the names in a directory survive a power failure."""
-    descriptor = os.open(directory, os.O_RDONLY)
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -25,6 +25,9 @@ class Markup(str):
     __slots__ = ()
 
 
+_TEXT = (Markup, str)
+
+
 def escape(text: str) -> Markup:
     """The text as HTML, safe in an element and in a quoted attribute; what cannot be shown becomes U+FFFD."""
     return text if isinstance(text, Markup) else Markup(_escaped(text))
@@ -54,6 +57,8 @@ def element(tag: str, /, *children: Child, **attributes: Attribute) -> Markup:
         opening += f" {name}" if value is True else f' {name}="{_escaped(str(value))}"'
     if tag in _VOID:
         return Markup(f"<{opening}>")
+    if len(children) == 1 and type(only := children[0]) in _TEXT:  # as in most elements of a large page
+        return Markup(f"<{opening}>{only if type(only) is Markup else _escaped(only)}</{tag}>")  # type: ignore[arg-type]
     parts: list[str] = []
     _collect(children, parts)
     return Markup(f"<{opening}>{''.join(parts)}</{tag}>")

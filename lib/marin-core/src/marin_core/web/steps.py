@@ -11,6 +11,7 @@ the server for them.
 """
 
 import base64
+import functools
 import json
 import zlib
 from collections.abc import Sequence
@@ -109,7 +110,7 @@ def _large_group(rows: Sequence[Markup], details: Sequence[Markup] | None, *, is
 
 def _packed(markup: Sequence[Markup]) -> str:
     """Markup as the page's script reads it: a JSON list, deflated (zlib's format), in base 64."""
-    return base64.b64encode(zlib.compress(json.dumps(markup).encode(), level=4)).decode("ascii")
+    return base64.b64encode(zlib.compress(json.dumps(markup).encode(), level=3)).decode("ascii")
 
 
 def render_failure(failure: Failure) -> Markup:
@@ -215,14 +216,7 @@ def _part(title: str, body: Markup | None) -> Markup | None:
 def _facts(view: RunView, node: NodeRecord, *, upstream: Sequence[int], downstream: Sequence[int]) -> Markup:
     started = f"{format_time(node.started_at)}, " if node.started_at is not None else ""
     took = f"{started}{format_seconds(node.seconds)}" if node.seconds is not None else started.rstrip(", ")
-    labelled = [
-        element(
-            "span",
-            f"{name} ",
-            element("button", full[:12], type="button", class_="digest", data_full=full, title="copy it whole"),
-        )
-        for name, full in _digests(node)
-    ]
+    labelled = [_digest(name, full) for name, full in _digests(node)]
     rows = [
         ("address", _address(view, node)),
         ("decision", _decision(node)),
@@ -233,8 +227,19 @@ def _facts(view: RunView, node: NodeRecord, *, upstream: Sequence[int], downstre
         ("digests", element("span", labelled, class_="labelled") if labelled else None),
     ]
     return element(
-        "dl", [(element("dt", name), element("dd", body)) for name, body in rows if body is not None], class_="fields"
+        "dl", [(_term(name), element("dd", body)) for name, body in rows if body is not None], class_="fields"
     )
+
+
+@functools.cache
+def _term(name: str) -> Markup:
+    return element("dt", name)
+
+
+@functools.lru_cache(maxsize=4096)  # the steps of a run share most of their code and environments
+def _digest(name: str, full: str) -> Markup:
+    button = element("button", full[:12], type="button", class_="digest", data_full=full, title="copy it whole")
+    return element("span", f"{name} ", button)
 
 
 def _address(view: RunView, node: NodeRecord) -> Markup:
@@ -256,7 +261,7 @@ def _attempt(view: RunView, node: NodeRecord) -> Markup | str | None:
 def _links(view: RunView, indices: Sequence[int]) -> Markup | None:
     if not indices:
         return None
-    links = [element("a", view.label(i), href=f"#s{i}") for i in indices[:_MAX_LINKS]]
+    links = [view.link(i) for i in indices[:_MAX_LINKS]]
     more = f" and {len(indices) - _MAX_LINKS:,} more" if len(indices) > _MAX_LINKS else None
     return element("span", links, more, class_="links")
 

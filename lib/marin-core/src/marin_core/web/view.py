@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from marin_core.records import NodeRecord, RunRecord
 from marin_core.web.files import FoundFile, PrefixFiles, UnreadableFileError
+from marin_core.web.markup import Markup, element
 from marin_core.web.naming import distinctions
 
 MAX_INSPECTED = 400
@@ -99,6 +100,17 @@ class RunView:
     def label_of(self, node: NodeRecord) -> str:
         """`label` of one of the record's nodes."""
         return self.label(int(self.links[node.address].removeprefix("#s")))
+
+    def link(self, index: int) -> Markup:
+        """A link to the step, by its label; the page has several to each."""
+        found = self._link_cache.get(index)
+        if found is None:
+            found = self._link_cache[index] = element("a", self.label(index), href=f"#s{index}")
+        return found
+
+    @functools.cached_property
+    def _link_cache(self) -> dict[int, Markup]:
+        return {}
 
     @property
     def headline(self) -> tuple[int, ...]:
