@@ -319,6 +319,20 @@ def test_a_graph_is_drawn_on_one_page_with_decisions(job: Job) -> None:
     assert len(document["edges"]) == 1
 
 
+@pytest.mark.parametrize("command", ["plan", "run", "explain", "graph"])
+def test_what_a_script_prints_by_itself_is_no_part_of_the_json(job: Job, command: str) -> None:
+    (job.directory / "gate").touch()
+    talking = SCRIPT.replace("def build(", "print('loaded')\n\ndef build(")
+    talking = talking.replace("    return slow(", "    print('building')\n    return slow(")
+    (job.directory / "job.py").write_text(talking)
+    process = job.marin(command, "job.py", "--json")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    json.loads(out)
+    assert "loaded" in err
+    assert "building" in err
+
+
 @pytest.mark.parametrize("command", ["status", "gc", "lineage text", "diff latest latest", "pin", "verify"])
 def test_a_reader_that_leaves_in_an_ascii_locale_is_no_error(prefix: str, flow: ModuleType, command: str) -> None:
     run(prefix, flow.text(), flow.text(name="bad", fail=True))

@@ -51,6 +51,11 @@ def guarded(command: Callable[[], int]) -> int:
         return code
 
 
+def aside(as_json: bool) -> contextlib.AbstractContextManager[object]:
+    """While a script speaks for itself: to stderr, if stdout is to hold one JSON document."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
 def _open_closed_streams() -> None:
     """Stands the null device in for a standard stream that was closed (``>&-``): Python has None there, and the next
     file that is opened would get the stream's number."""

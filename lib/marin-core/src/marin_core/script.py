@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from marin_core.errors import RunInterrupted, UsageError
-from marin_core.exits import guarded
+from marin_core.exits import aside, guarded
 from marin_core.graph import lower
 from marin_core.launchers.worker import SCRIPT_MODULE
 from marin_core.quantities import format_bytes, format_seconds
@@ -114,7 +114,8 @@ def run_script(
         keywords, flags = parse(build, argv, prog=prog)
         if flags.keep_going and flags.fail_fast:
             raise UsageError("--keep-going and --fail-fast contradict each other")
-        handles = build(**keywords)
+        with aside(flags.json):
+            handles = build(**keywords)
         return _show_plan(handles, flags) if flags.plan else _run(handles, flags, epilogue)
 
     return guarded(command)

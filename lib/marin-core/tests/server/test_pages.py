@@ -2,10 +2,13 @@
 
 import json
 import re
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
+from marin_core.leases import Lease
+from marin_core.processes import Process, this_host
 from marin_core.records import Failure
 
 pytest.importorskip("starlette")
@@ -249,28 +252,57 @@ def test_damaged_records_are_entries_that_say_so(new_lab: Any, start: Any, damag
     assert "good/0123456789ab committed" in said(server, "/steps")
 
 
-def test_records_of_the_right_names_and_the_wrong_kinds_cost_their_page_alone(new_lab: Any, start: Any) -> None:
+def test_records_of_the_right_names_and_the_wrong_kinds_are_corrupt(new_lab: Any, start: Any) -> None:
     lab = new_lab()
     step = lab.node("good")
     record = lab.run("20260601", step)
-    for name in ("started_at", "nodes", "argv", "environment", "script", "status", "targets"):
+    for name in ("started_at", "nodes", "argv", "environment", "script", "status", "targets", "git"):
         data = json.loads((lab.prefix / "runs/20260601.json").read_text()) | {name: 7 if name != "started_at" else "x"}
         lab.write(f"runs/odd-{name}.json", json.dumps(data))
     odd = json.loads((lab.prefix / step.address / "step.json").read_text())
     for name, value in odd.items():
-        if name != "schema":
-            lab.write(
-                f"odd-{name}/1/step.json", json.dumps(odd | {name: 7 if not isinstance(value, int | float) else "x"})
-            )
+        if name not in ("schema", "value"):
+            wrong = 7 if not isinstance(value, int | float) else "x"
+            lab.write(f"odd-{name}/1/step.json", json.dumps(odd | {name: wrong}))
     server = start(lab.prefix)
     assert record.run_id in said(server, "/")
     assert "good/0123456789ab committed" in said(server, "/steps")
-    for path in (lab.prefix / "runs").iterdir():
-        assert server.get(f"/runs/{path.stem}").status in (200, 500)
-        assert server.get(f"/diff?a=20260601&b={path.stem}").status in (200, 500)
+    for path in (lab.prefix / "runs").glob("odd-*.json"):
+        for target in (f"/runs/{path.stem}", f"/diff?a=20260601&b={path.stem}"):
+            assert "corrupt" in said(server, target).lower(), target
     for path in lab.prefix.glob("odd-*/1"):
-        assert server.get(f"/steps/{path.relative_to(lab.prefix)}").status in (200, 500)
+        assert "corrupt" in said(server, f"/steps/{path.relative_to(lab.prefix)}"), path
     assert server.get("/runs/20260601").status == 200
+    server.process.terminate()
+    assert server.process.communicate(timeout=60)[1] == ""  # no traceback
+
+
+def test_what_a_dead_driver_left_is_said_to_have_died_and_asked_for_no_more(
+    new_lab: Any, start: Any, python: Any
+) -> None:
+    lab = new_lab()
+    gone = Process(pid=int(python("-c", "import os; print(os.getpid())").stdout), started=1)
+    step = lab.node("train", outcome="running", ended_at=None)
+    driver = {"host": this_host(), **asdict(gone)}
+    lab.run("20260601", step, status="running", ended_at=None, driver=driver)
+    lease = Lease(epoch=1, nonce="n", host=this_host(), holder=gone, run_id="20260601")
+    lab.write(f"{step.address}/lease.json", json.dumps(asdict(lease)))
+    lab.run("20260602", step, status="running", ended_at=None, driver={"host": "another", **asdict(gone)})
+    lab.write(f"{step.address}/lease.json", json.dumps(asdict(lease)))
+    lab.write("runs/gc/lease.json", "{}")
+    server = start(lab.prefix)
+    assert "died" in said(server, "/")
+    page = server.get("/runs/20260601").text
+    assert "died" in text_of(page)
+    assert "data-state" not in page
+    assert 'data-state="/runs/20260602/state"' in server.get("/runs/20260602").text
+    assert server.get("/runs/20260601/state").text.endswith("-died")
+    attempt = server.get(f"/attempts/1/{step.address}").text
+    assert "died" in text_of(attempt)
+    assert "data-events" not in attempt
+    listed = said(server, "/steps")
+    assert "train/0123456789ab failed its driver died" in listed
+    assert "1 step" in listed
 
 
 def test_a_large_run_is_served_in_lines_whose_details_are_asked_for(new_lab: Any, start: Any) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from marin_core.cli import main as marin
 from marin_core.errors import MissingOutputError, UsageError
 from marin_core.fetching import fetch
 from marin_core.handles import Input
+from marin_core.reading.catalogue import Catalogue
 from marin_core.store import objects, open_store
 
 pytest.importorskip("obstore")
@@ -257,3 +260,56 @@ def test_a_remote_work_is_refused_before_anything_runs(module: Callable[[str], A
     with pytest.raises(UsageError, match=message):
         StepRunner(s3_prefix, launcher="inline").run(lower(flow.train(flow.first())))
     assert open_store(s3_prefix).tree("") == {}
+
+
+def test_what_a_run_left_is_read_and_served_with_the_same_client(s3_prefix: str, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("starlette")
+    (tmp_path / "job.py").write_text(SCRIPT)
+
+    def said(*arguments: str) -> str:
+        capsys.readouterr()
+        assert marin([*arguments, "--prefix", s3_prefix]) == 0
+        return capsys.readouterr().out
+
+    for flags in ([], ["--force", "whole"]):
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "job.py"), "--prefix", s3_prefix, *flags],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "3 committed steps, 2 runs" in said("status")
+    assert "made part" in said("logs", "part")
+    assert "3 are in both" in said("diff", "latest~1", "latest")
+    assert said("report").strip() == f"report: {s3_prefix}/runs/{_newest(s3_prefix)}.html"
+    page = open_store(s3_prefix).read(f"runs/{_newest(s3_prefix)}.html")
+    assert page is not None
+    assert b"all.txt" in page
+    command = [sys.executable, "-m", "marin_core.cli", "serve", "--prefix", s3_prefix, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            whole = next(a for a in Catalogue.of(s3_prefix).addresses if a.startswith("whole/"))
+            out = f"{whole}/attempts/2/out/all.txt"
+            for target, shown in {
+                "": _newest(s3_prefix), "steps": whole, f"runs/{_newest(s3_prefix)}": "all.txt",
+                f"steps/{whole}": "all.txt", f"attempts/2/{whole}": "all.txt", f"files/{out}": "1111",
+                f"download/{out}": "1111", "steps/nothing/1": "Not here",
+            }.items():  # fmt: skip
+                assert shown in _fetched(f"{url}{target}"), target
+        finally:
+            server.terminate()
+
+
+def _newest(prefix: str) -> str:
+    return Catalogue.of(prefix).run_ids[-1]
+
+
+def _fetched(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as e:
+        return e.read().decode()

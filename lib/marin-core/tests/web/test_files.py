@@ -7,6 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from marin_core.store import open_store
 from marin_core.web.files import PrefixFiles, UnreadableFileError
 
 
@@ -161,26 +162,23 @@ def test_a_range_ends_where_the_file_does(prefix: Path, start: int, stop: int, f
 
 
 def test_an_object_store_is_read_through_the_client_of_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    obstore = pytest.importorskip("obstore")
+    pytest.importorskip("obstore")
     moto = pytest.importorskip("moto.server")
-    from obstore.store import S3Store
-
     server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     try:
         host, port = server.get_host_and_port()
         for name, value in {
-            "AWS_ENDPOINT": f"http://{host}:{port}",
-            "AWS_ALLOW_HTTP": "true",
+            "AWS_ENDPOINT_URL": f"http://{host}:{port}",
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_REGION": "us-east-1",
         }.items():
             monkeypatch.setenv(name, value)
         urllib.request.urlopen(urllib.request.Request(f"http://{host}:{port}/lab", method="PUT"), timeout=60).close()
-        store = S3Store("lab")
-        for key, data in {"p/runs/r.json": b"{}", "p/step/out/a.txt": b"0123456789"}.items():
-            obstore.put(store, key, data)
+        store = open_store("s3://lab/p")
+        for key, data in {"runs/r.json": b"{}", "step/out/a.txt": b"0123456789"}.items():
+            store.write(key, data)
         files = PrefixFiles("s3://lab/p")
         assert files.names("runs") == ["r.json"]
         assert files.names("nowhere") == []

@@ -33,6 +33,9 @@ def test_a_plan_is_drawn_with_what_is_reused_and_what_would_run(
     assert "reuse: up to date" in page
     assert "run: recipe is new: factor: &#x27;1&#x27; -&gt; &#x27;2&#x27;" in page
     assert "2: 1 reuse, 1 run" in page
+    assert ">1 would run<" in page
+    assert ">would run<" in page
+    assert ">pending<" not in page
     assert page.count('class="edge"') == 1
     assert "http" not in page.split("</head>")[1].replace("http://www.w3.org", "")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from marin_core.commands import Answer
 from marin_core.errors import UsageError
-from marin_core.exits import exit_code_of
+from marin_core.exits import aside, exit_code_of
 from marin_core.quantities import format_count
 
 USAGE = {
@@ -39,7 +39,8 @@ def on_script(command: str, arguments: Sequence[str]) -> int | Answer:
     from marin_core.script import run_script
 
     script, *flags = arguments
-    module, build = _load(script)
+    with aside("--json" in flags):
+        module, build = _load(script)
     prog = f"marin {command} {script}"
     if command == "run":
         return run_script(build, flags, epilogue=getattr(module, "epilogue", None), prog=prog)
@@ -132,7 +133,8 @@ def _lowered(build: Callable[..., Any], flags: Sequence[str], prog: str) -> tupl
     from marin_core.script import parse
 
     keywords, runner = parse(build, flags, prog=prog)
-    return lower(build(**keywords)), runner
+    with aside(runner.json):
+        return lower(build(**keywords)), runner
 
 
 def _taken(flags: list[str], flag: str) -> bool:
