@@ -25,7 +25,7 @@ from marin_core.graph import lower
 from marin_core.launchers.worker import SCRIPT_MODULE
 from marin_core.quantities import format_bytes, format_seconds
 from marin_core.reasons import Options, Planned, restrict
-from marin_core.records import NodeRecord, to_json
+from marin_core.records import Decision, NodeRecord, to_json
 from marin_core.runner import RunReport, StepRunner
 from marin_core.running.progress import Plain, make_display
 from marin_core.running.slots import parse_slots
@@ -251,7 +251,7 @@ def plan_lines(planned: Sequence[Planned]) -> list[str]:
     width = max(len(p.address) for p in planned)
     lines = [f"{p.decision:<10} {p.address:<{width}}  {p.reason}{_size(p)}" for p in planned]
     found = Counter(p.decision for p in planned)
-    kept = {"refuse": "refused", "blocked": "blocked", "unselected": "not selected"}
+    kept: dict[Decision, str] = {"refuse": "refused", "blocked": "blocked", "unselected": "not selected"}
     others = [f"{found[decision]} {said}" for decision, said in kept.items() if found[decision]]
     if not found["run"] and not others:
         return [*lines, f"nothing to do: {len(planned)} steps up to date"]
