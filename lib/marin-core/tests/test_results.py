@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from marin_core import UsageError, resolve, run
 from marin_core.launchers.worker import plain
-from marin_core.results import restore
+from marin_core.results import form, restore
 
 
 class Level(enum.Enum):
@@ -175,3 +175,14 @@ def test_a_value_is_the_same_to_a_body_and_to_every_reader(
     inner = flow.Score(flow.Level.LOW, Path("b"), {})
     assert forms == {repr([flow.Score(flow.Level.LOW, Path("a"), {"a": 2, "b": 1}, (inner,))])}
     assert resolve(flow.make(n=0), prefix=prefix, launcher=launcher) is None
+
+
+def test_a_form_tells_apart_what_is_restored_differently_and_nothing_else() -> None:
+    def told(kind: Any) -> str:
+        return form(kind, name=lambda cls: cls.__qualname__)
+
+    plain = [None, Any, int, str, dict, list[int], dict[str, list[int]], int | None, "forward", Annotated[int, "x"]]
+    assert {told(kind) for kind in plain} == {""}
+    made = [float, Path, Path | None, str | Path, tuple[int, int], list[Path], dict[str, Path], list[tuple[Path, ...]]]
+    assert len({told(kind) for kind in made} - {""}) == len(made)
+    assert told(Annotated[Path, "x"]) == told(Path)
