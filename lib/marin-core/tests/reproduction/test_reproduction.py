@@ -18,8 +18,9 @@ import pytest
 from marin_core.errors import UsageError
 from marin_core.reading.catalogue import Catalogue
 from marin_core.records import origin_of
-from marin_core.reproduction import build_flags, committed_step, reproduce
+from marin_core.reproduction import committed_step, reproduce
 from marin_core.reproduction.certificates import Certificate, Comparison, as_text
+from marin_core.reproduction.rebuilding import build_flags
 from marin_core.store import open_store
 
 JOB = '''

@@ -10,28 +10,23 @@ What cannot be read is left alone and named: a step whose record is corrupt may 
 is looked at: adopted data has no address here, and what a symbolic link leads to is not followed.
 """
 
-import os
-import re
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
-from marin_core import encoding, leases
+from marin_core import leases
 from marin_core.collection import references
+from marin_core.collection.garbage import Garbage, Site, loose_file, of_site, temporaries
 from marin_core.collection.pins import PIN
 from marin_core.errors import MarinCoreError
 from marin_core.processes import this_host
-from marin_core.reading.catalogue import Catalogue, live_status
-from marin_core.reasons import Found
+from marin_core.reading.catalogue import Catalogue
+from marin_core.reading.heads import live_status
 from marin_core.records import AttemptRecord, StepRecord
 from marin_core.store import Store
 
 _DAY = 86_400.0
-_TEMPORARY = re.compile(r".+\.\d+\.\d+\.tmp")
-_STALE_AFTER = 3600.0
-"""Seconds after which a temporary file belongs to nobody: its writer has renamed or removed it within one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,24 +45,6 @@ class Policy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Garbage:
-    """Something to remove, and why nothing needs it."""
-
-    kind: Literal["step", "attempt", "work", "temporary", "object", "environment", "page"]
-    address: str
-    """The step it belongs to, or the directory of a file that belongs to none."""
-    what: str
-    """The step, attempt, work directory or file, relative to the prefix."""
-    why: str
-    attempt: int | None
-    """The attempt that was committed there when this was found garbage."""
-    keys: tuple[str, ...]
-    """What is removed, relative to the prefix."""
-    num_files: int
-    num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class Survey:
     """What a collection would keep and remove."""
 
@@ -82,28 +59,6 @@ class Survey:
         return sum(g.num_bytes for g in self.garbage)
 
 
-@dataclass(kw_only=True)
-class _Site:
-    """What stands at one address."""
-
-    address: str
-    names: list[str]
-    found: Found
-    live: leases.Lease | None
-    attempts: dict[int, Any]
-    """Number -> record; of the committed attempt, which nothing here asks about, None."""
-    children: dict[int, list[str]] = field(default_factory=dict)
-
-    @property
-    def committed(self) -> int | None:
-        return self.found.attempt if isinstance(self.found, StepRecord) else None
-
-    @property
-    def unreadable(self) -> str | None:
-        bad = [r for r in (self.found, *self.attempts.values()) if isinstance(r, MarinCoreError)]
-        return str(bad[0]) if bad else None
-
-
 def survey(catalogue: Catalogue, policy: Policy) -> Survey:
     """What nothing needs any more. Reads; writes nothing."""
     witness = leases.Witness()
@@ -113,26 +68,26 @@ def survey(catalogue: Catalogue, policy: Policy) -> Survey:
     kept = _reachable(sites, roots)
     garbage: list[Garbage] = []
     for site in sites.values():
-        garbage.extend(_temporaries(catalogue.store, site.address, site.names))
+        garbage.extend(temporaries(catalogue.store, site.address, site.names))
         if (bad := site.unreadable) is not None:
             unreadable.append(bad)
         elif site.live is None:
-            pieces = _of_site(catalogue.store, site, kept=site.address in kept)
+            pieces = of_site(catalogue.store, site, kept=site.address in kept)
             garbage.extend(g for g in pieces if g.num_files or g.kind == "step")
-    garbage.extend(_temporaries(catalogue.store, "runs", catalogue.store.names("runs")))
+    garbage.extend(temporaries(catalogue.store, "runs", catalogue.store.names("runs")))
     garbage.extend(_beside(catalogue.store, sites, kept, runs, is_known=not unreadable))
     return Survey(kept=kept, garbage=tuple(garbage), unreadable=tuple(unreadable))
 
 
-def _site(catalogue: Catalogue, address: str, *, witness: leases.Witness) -> _Site:
+def _site(catalogue: Catalogue, address: str, *, witness: leases.Witness) -> Site:
     store, found = catalogue.store, catalogue.record(address)
     try:
         lease = leases.read(store, address)
     except MarinCoreError as e:
-        return _Site(address=address, names=[], found=e, live=None, attempts={})  # type: ignore[arg-type]
+        return Site(address=address, names=[], found=e, live=None, attempts={})  # type: ignore[arg-type]
     committed = found.attempt if isinstance(found, StepRecord) else None
     numbers = catalogue.attempts(address)
-    return _Site(
+    return Site(
         address=address,
         names=store.names(address),
         found=found,
@@ -146,7 +101,7 @@ def _site(catalogue: Catalogue, address: str, *, witness: leases.Witness) -> _Si
 
 
 def _kept_runs(
-    catalogue: Catalogue, sites: dict[str, _Site], policy: Policy
+    catalogue: Catalogue, sites: dict[str, Site], policy: Policy
 ) -> dict[str, dict[str, Any] | MarinCoreError]:
     """The runs that keep what they used, newest first; among them those whose record nobody can read."""
     holders = {site.live.run_id for site in sites.values() if site.live is not None}
@@ -160,7 +115,7 @@ def _kept_runs(
     return found
 
 
-def _roots(sites: dict[str, _Site], runs: dict[str, dict[str, Any] | MarinCoreError]) -> dict[str, str]:
+def _roots(sites: dict[str, Site], runs: dict[str, dict[str, Any] | MarinCoreError]) -> dict[str, str]:
     """Addresses that are kept for themselves, with the reason."""
     roots: dict[str, str] = {}
     for address, site in sites.items():
@@ -187,7 +142,7 @@ def _last_seen(run: dict[str, Any]) -> float:
     return max((t for t in times if isinstance(t, int | float)), default=0.0)
 
 
-def _reachable(sites: dict[str, _Site], roots: dict[str, str]) -> dict[str, str]:
+def _reachable(sites: dict[str, Site], roots: dict[str, str]) -> dict[str, str]:
     kept = {a: why for a, why in roots.items() if a in sites}
     waiting = list(kept)
     while waiting:
@@ -199,68 +154,9 @@ def _reachable(sites: dict[str, _Site], roots: dict[str, str]) -> dict[str, str]
     return kept
 
 
-# Garbage
-
-
-def _of_site(store: Store, site: _Site, *, kept: bool) -> Iterator[Garbage]:
-    """What can go at one step that nobody is making."""
-    if not kept and site.committed is not None:
-        keys = [k for n in site.attempts for k in _contents(store, site, n, keep_log=False)]
-        keys += _work(store, site, None)
-        why = "no pin, version or kept run needs it"
-        yield _garbage(store, site, "step", what=site.address, why=why, keys=keys)
-        return
-    last = max(site.attempts, default=0)
-    for number, record in site.attempts.items():
-        if number != site.committed:
-            keys = _contents(store, site, number, keep_log=kept and number == last)
-            what, why = f"{site.address}/attempts/{number}", _why(site, record, number, kept=kept)
-            yield _garbage(store, site, "attempt", what=what, why=why, keys=keys)
-    resumable = _resumable(site.attempts[last]) if kept and last and last != site.committed else None
-    for key in _work(store, site, resumable):
-        why = "its step is committed" if site.committed is not None else "no attempt will resume it"
-        yield _garbage(store, site, "work", what=key, why=why, keys=[key])
-
-
-def _contents(store: Store, site: _Site, number: int, *, keep_log: bool) -> list[str]:
-    """What an attempt holds beside its record; all of it where there is no record."""
-    directory = f"{site.address}/attempts/{number}"
-    names = site.children[number] if number in site.children else store.names(directory)
-    if "attempt.json" not in names:
-        return [directory]
-    spared = {"attempt.json", "log.txt"} if keep_log else {"attempt.json"}
-    return [f"{directory}/{name}" for name in names if name not in spared]
-
-
-def _work(store: Store, site: _Site, spared: str | None) -> list[str]:
-    names = store.names(f"{site.address}/work") if "work" in site.names else []
-    return [f"{site.address}/work/{name}" for name in names if name != spared]
-
-
-def _resumable(record: AttemptRecord | None) -> str | None:
-    """The name of the work directory that the next attempt would go on from; see `Node.work_key`."""
-    if record is None:
-        return None
-    d = record.digests
-    return encoding.digest([d.recipe, d.code, d.inputs])[:12]
-
-
-def _why(site: _Site, record: AttemptRecord | None, number: int, *, kept: bool) -> str:
-    if record is None:
-        return "it has no record"
-    if site.committed is not None and number < site.committed and record.state == "succeeded":
-        return f"superseded by attempt {site.committed}"
-    if record.failure is not None:
-        return f"failed: {record.failure.type}"
-    if record.state == "succeeded":
-        return "its step was collected" if "tombstone.json" in site.names else "it was never committed"
-    state = "its driver died" if record.state == "running" else record.state
-    return state if kept else f"{state}, and no kept run needs it"
-
-
 def _beside(
     store: Store,
-    sites: dict[str, _Site],
+    sites: dict[str, Site],
     kept: dict[str, str],
     runs: dict[str, dict[str, Any] | MarinCoreError],
     *,
@@ -268,7 +164,7 @@ def _beside(
 ) -> Iterator[Garbage]:
     """What no kept step or run refers to, where all of those are known and none is going on."""
     for key, size in references.orphaned_pages(store):
-        yield _file("page", key, "its run's record is gone", size)
+        yield loose_file("page", key, "its run's record is gone", size)
     whole = [run for run in runs.values() if isinstance(run, dict)]
     if (
         not is_known
@@ -280,64 +176,4 @@ def _beside(
     steps = [r for s in here for r in (s.found, *s.attempts.values()) if isinstance(r, StepRecord | AttemptRecord)]
     for key, size in references.unreferenced(store, steps, whole):
         kind = "object" if key.startswith("objects/") else "environment"
-        yield _file(kind, key, "no kept step or run refers to it", size)
-
-
-def _file(kind: Literal["temporary", "object", "environment", "page"], key: str, why: str, size: int) -> Garbage:
-    """A file that belongs to no step."""
-    address = key.rpartition("/")[0]
-    return Garbage(
-        kind=kind, address=address, what=key, why=why, attempt=None, keys=(key,), num_files=1, num_bytes=size
-    )
-
-
-def _temporaries(store: Store, directory: str, names: Iterable[str]) -> Iterator[Garbage]:
-    """Files that a writer which died has left beside those it was to replace."""
-    for name in names if store.local is not None else ():
-        if not _TEMPORARY.fullmatch(name):
-            continue
-        path = Path(store.child(f"{directory}/{name}"))
-        try:
-            age, size = time.time() - path.lstat().st_mtime, path.lstat().st_size
-        except OSError:
-            continue
-        if age > _STALE_AFTER and path.is_file():
-            yield _file("temporary", f"{directory}/{name}", f"a temporary file, untouched for {age / 3600:.0f} h", size)
-
-
-def _garbage(
-    store: Store, site: _Site, kind: Literal["step", "attempt", "work"], *, what: str, why: str, keys: Iterable[str]
-) -> Garbage:
-    """What lies under the keys, measured; what is reached through a symbolic link is not among it."""
-    keys = tuple(keys)
-    if not is_inside(store, *keys):
-        keys = tuple(key for key in keys if is_inside(store, key))
-    sizes = [size for key in keys for size in _sizes(store, key)]
-    return Garbage(
-        kind=kind,
-        address=site.address,
-        what=what,
-        why=why,
-        attempt=site.committed,
-        keys=keys,
-        num_files=len(sizes),
-        num_bytes=sum(sizes),
-    )
-
-
-def _sizes(store: Store, key: str) -> list[int]:
-    if store.local is not None:
-        path = store.local / key
-        if path.is_symlink() or path.is_file():
-            return [path.lstat().st_size]
-        return [(Path(d) / f).lstat().st_size for d, _, files in os.walk(path) for f in files]
-    return list(store.tree(key).values()) or [len(store.read(key) or b"")]
-
-
-def is_inside(store: Store, *keys: str) -> bool:
-    """Whether keys lie in the prefix itself, and no symbolic link on the way to one leads elsewhere."""
-    if store.local is None:
-        return True
-    root, real = str(store.local), os.path.realpath(store.local)  # strings: this is asked of every step, twice
-    parents = {key.rpartition("/")[0] for key in keys}
-    return all(os.path.realpath(f"{root}/{parent}") == f"{real}/{parent}".rstrip("/") for parent in parents)
+        yield loose_file(kind, key, "no kept step or run refers to it", size)

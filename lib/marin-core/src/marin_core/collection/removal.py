@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from marin_core import leases, renewals
-from marin_core.collection import Garbage, is_inside
+from marin_core.collection.garbage import Garbage, is_inside
 from marin_core.collection.pins import PIN
 from marin_core.collection.references import PLACES
 from marin_core.errors import MarinCoreError, RefusedError

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from marin_core.collection import Garbage, Policy, Survey, pins, survey
+from marin_core.collection import Policy, Survey, pins, survey
+from marin_core.collection.garbage import Garbage
 from marin_core.collection.removal import Collection, Removed
 from marin_core.commands import Answer
 from marin_core.errors import UsageError

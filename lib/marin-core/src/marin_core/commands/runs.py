@@ -9,7 +9,8 @@ from marin_core import leases
 from marin_core.commands import Answer
 from marin_core.errors import UsageError
 from marin_core.quantities import format_bytes, format_count, format_seconds
-from marin_core.reading.catalogue import Catalogue, RunHead
+from marin_core.reading.catalogue import Catalogue
+from marin_core.reading.heads import RunHead
 from marin_core.reading.states import STATES, StepState, attempt_state, state_of
 from marin_core.reading.tables import align
 from marin_core.web.files import PrefixFiles

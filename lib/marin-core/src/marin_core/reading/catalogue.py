@@ -14,7 +14,6 @@ import functools
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Protocol
@@ -22,7 +21,7 @@ from typing import Any, Protocol
 from marin_core import leases
 from marin_core.ahead import side_by_side
 from marin_core.errors import CorruptRecordError, NewerRecordError, PrefixError, UsageError
-from marin_core.processes import Process, this_host
+from marin_core.reading.heads import RunHead, head_of, live_status, run_key
 from marin_core.reading.shapes import checked
 from marin_core.reasons import Found
 from marin_core.records import AttemptRecord, RunRecord, StepRecord, Tombstone, check_schema, committed, from_json
@@ -57,26 +56,6 @@ class Commit:
     num_files: int
     num_bytes: int
     value: Any
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunHead:
-    """A run without its nodes."""
-
-    run_id: str
-    script: str
-    argv: tuple[str, ...]
-    status: str
-    """The recorded one, or ``died``."""
-    started_at: float
-    ended_at: float | None
-    outcomes: dict[str, int]
-    """Outcome -> number of steps."""
-    git: dict[str, Any]
-
-    @property
-    def num_steps(self) -> int:
-        return sum(self.outcomes.values())
 
 
 class Catalogue:
@@ -277,26 +256,6 @@ class Catalogue:
             return e
 
 
-def head_of(run_id: str, data: dict[str, Any]) -> RunHead | CorruptRecordError:
-    """A run without its nodes, from its record as plain JSON."""
-    try:
-        head = RunHead(
-            run_id=run_id,
-            script=data["script"],
-            argv=tuple(data["argv"]),
-            status=live_status(data),
-            started_at=data["started_at"],
-            ended_at=data["ended_at"],
-            outcomes=dict(Counter(node["outcome"] for node in data["nodes"])),
-            git=dict(data.get("git") or {}),
-        )
-        return checked(head, where=run_key(run_id))
-    except CorruptRecordError as e:
-        return e
-    except (ValueError, TypeError, KeyError, AttributeError) as e:
-        return CorruptRecordError(f"{run_key(run_id)}: not a readable RunRecord ({e})")
-
-
 def store_of(prefix: str) -> Store:
     """The store of a prefix that exists.
 
@@ -308,11 +267,6 @@ def store_of(prefix: str) -> Store:
         what = "is not a directory" if store.local.exists() else "does not exist"
         raise PrefixError(f"prefix {store.url} {what}; give --prefix or MARIN_PREFIX")
     return store
-
-
-def run_key(run_id: str) -> str:
-    """The file of a run's record."""
-    return f"runs/{run_id}.json"
 
 
 def find_addresses(store: Store) -> tuple[str, ...]:
@@ -341,15 +295,6 @@ def _commit(data: dict[str, Any], *, where: str) -> Commit | None:
         value=data["value"],
     )
     return checked(found, where=where)
-
-
-def live_status(run: dict[str, Any]) -> str:
-    """A run's status by now: ``died`` if its record says running and its driver, on this host, is no more."""
-    driver = run.get("driver") or {}
-    if run["status"] == "running" and driver.get("host") == this_host():
-        process = Process(pid=int(driver["pid"]), started=int(driver["started"]))
-        return "running" if process.alive() else "died"
-    return run["status"]
 
 
 def _walk(root: str) -> Iterator[str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from marin_core import leases
 from marin_core.errors import CorruptRecordError, NewerRecordError
-from marin_core.reading.catalogue import Catalogue, Unreadable, run_key
+from marin_core.reading.catalogue import Catalogue, Unreadable
+from marin_core.reading.heads import run_key
 from marin_core.records import StepRecord
 
 _HASHERS = 4

@@ -16,7 +16,8 @@ from typing import Any
 from marin_core import leases
 from marin_core.errors import CorruptRecordError
 from marin_core.reading import catalogue, states
-from marin_core.reading.catalogue import RunHead, Unreadable
+from marin_core.reading.catalogue import Unreadable
+from marin_core.reading.heads import RunHead, head_of, live_status, run_key
 from marin_core.web.files import PrefixFiles, UnreadableFileError
 from marin_core.web.view import RunView, outcome_class
 
@@ -42,7 +43,7 @@ class RunSummary:
 
     @classmethod
     def of(cls, run_id: str, data: dict[str, Any]) -> "RunSummary | Unreadable":
-        head = catalogue.head_of(run_id, data)
+        head = head_of(run_id, data)
         if not isinstance(head, RunHead):
             return head
         downstream: dict[str, list[str]] = {}
@@ -58,7 +59,7 @@ class RunSummary:
 
     def now(self) -> "RunSummary":
         """The same with the status that the run has by now."""
-        status = catalogue.live_status({"status": self.head.status, "driver": self.driver})
+        status = live_status({"status": self.head.status, "driver": self.driver})
         return self if status == self.head.status else replace(self, head=replace(self.head, status=status))
 
 
@@ -106,7 +107,7 @@ class Catalogue(catalogue.Catalogue):
     def run_version(self, run_id: str) -> str | None:
         """Another word for every change of the run's record, and of whether its driver lives; None where there is
         none."""
-        status = self.files().status(catalogue.run_key(run_id))
+        status = self.files().status(run_key(run_id))
         if status is None:
             return None
         summary = self.summary(run_id)
@@ -120,9 +121,9 @@ class Catalogue(catalogue.Catalogue):
             try:
                 return RunSummary.of(run_id, data) if isinstance(data, dict) else data
             except (TypeError, KeyError, AttributeError) as e:  # JSON of the right names and of other kinds
-                return CorruptRecordError(f"{catalogue.run_key(run_id)}: not a readable RunRecord ({e})")
+                return CorruptRecordError(f"{run_key(run_id)}: not a readable RunRecord ({e})")
 
-        found = self._summaries.get(run_id, self._version(catalogue.run_key(run_id)), read)
+        found = self._summaries.get(run_id, self._version(run_key(run_id)), read)
         return found.now() if isinstance(found, RunSummary) else found
 
     def summaries(self, *, most: int) -> list[RunSummary]:

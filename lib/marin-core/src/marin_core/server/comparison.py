@@ -35,7 +35,9 @@ def diff_page(catalogue: Catalogue, *, a: str, b: str) -> Markup:
         return page("Diff", form, prefix=catalogue.url, here=DIFF)
     old, new = catalogue.view(a), catalogue.view(b)
     found = compare_runs(catalogue, old.record, new.record)
-    rows = [("", c) for c in found.whole] + [row for pair in found.pairs for row in _of_pair(pair, old, new)]
+    rows = [("the whole run" if c.section == "timings" else "", c) for c in found.whole] + [
+        row for pair in found.pairs for row in _of_pair(pair, old, new)
+    ]
     members = {name: [row for row in rows if row[1].section == name] for name in _ORDER}
     sections = [section(name.capitalize(), _rows(of)) for name, of in members.items() if of]
     both = fields(

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from marin_core.errors import NewerRecordError
 from marin_core.quantities import format_bytes, format_seconds, format_time
-from marin_core.reading.catalogue import RunHead, Unreadable
+from marin_core.reading.catalogue import Unreadable
+from marin_core.reading.heads import RunHead
 from marin_core.server.catalogue import Catalogue, RunSummary, matching
 from marin_core.server.frames import count, page, pager, search, state, table
 from marin_core.web.links import DIFF, RUNS, STEPS, diff_url, run_url, step_url
