@@ -25,7 +25,7 @@ from marin_core.steps import Step
 from marin_core.store import Store
 
 _LEAST_PERIOD = 0.5
-"""Least seconds between two writes of a changing record; an expensive write is followed by ten times its own cost."""
+"""Least seconds between two writes of a changing record; a costly write is followed by twenty times its own cost."""
 
 
 class Observer(Protocol):
@@ -193,7 +193,7 @@ class Ledger:
             self.store.write(f"runs/{self.run_id}.json", to_json(self._record).encode(), durable=False)
         faults.reached("run-recorded")
         now = time.monotonic()
-        self._next_write = now + max(_LEAST_PERIOD, 10 * (now - start))
+        self._next_write = now + max(_LEAST_PERIOD, 20 * (now - start))
 
 
 def _new_run_id(now: float) -> str:

@@ -505,11 +505,14 @@ class Loop:
             for attempt, status in iter(self.examiner.get, None):
                 self._examine(attempt, status)
 
-        threading.Thread(target=examine, daemon=True, name="marin-outputs").start()
+        thread = threading.Thread(target=examine, daemon=True, name="marin-outputs")
+        thread.start()
         try:
             yield
         finally:
             self.examiner.put(None)
+            if not self.examining:  # it is idle; a run that is interrupted waits for no hash
+                thread.join()
 
     def _examine(self, attempt: Attempt, status: JobStatus) -> None:
         self.events.put("examined", attempt.name, attempts.examine(attempt, status))
