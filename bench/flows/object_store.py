@@ -34,7 +34,7 @@ def main() -> None:
     class Handler(WSGIRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log(self, type: str, message: str, *args: Any) -> None:
+        def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
             pass
 
     application = filled(Path(sys.argv[1]))

@@ -244,6 +244,25 @@ def test_fail_fast_starts_nothing_more(flow: ModuleType, prefix: str) -> None:
     assert [n.outcome for n in report.record.nodes] == ["failed", "blocked", "pending", "pending", "pending"]
 
 
+def test_inline_bodies_take_turns_and_each_output_is_committed(module: Any, prefix: str, tmp_path: Path) -> None:
+    flow = module("""
+        from marin_core import Out, step
+
+        inside = []
+
+        @step
+        def alone(out: Out, *, i: int) -> int:
+            assert not inside
+            inside.append(i)
+            (out / "a.txt").write_text(str(i))
+            inside.remove(i)
+            return i
+        """)
+    report = run([flow.alone(i=i) for i in range(20)], prefix=prefix, launcher="inline", max_workers=4)
+    assert report.ok
+    assert [(report.path(a) / "a.txt").read_text() for a in report.executed] == [str(i) for i in range(20)]
+
+
 def test_fail_fast_lets_what_runs_come_to_its_end(module: Any, prefix: str, tmp_path: Path) -> None:
     flow = module("""
         import time

@@ -160,11 +160,14 @@ class Bodies:
             for attempt, status in iter(self._quick.get, None):
                 self._examine(attempt, status)
 
-        threading.Thread(target=examine, daemon=True, name="marin-outputs").start()
+        thread = threading.Thread(target=examine, daemon=True, name="marin-outputs")
+        thread.start()
         try:
             yield
         finally:
             self._quick.put(None)
+            if not self._examining:  # it is idle; a run that is interrupted waits for no hash
+                thread.join()
 
     def leases_kept(self, *, term: float) -> AbstractContextManager[None]:
         """Renews the leases of what runs as long as the context lasts."""

@@ -26,7 +26,7 @@ from marin_core.steps import Step, find_steps
 from marin_core.store import Store
 
 _LEAST_PERIOD = 0.5
-"""Least seconds between two writes of a changing record; an expensive write is followed by ten times its own cost."""
+"""Least seconds between two writes of a changing record; a costly write is followed by twenty times its own cost."""
 _MOST_ITEMS = 32
 """Items of a list, without steps among them, up to which a run's record has them all; see `reasons.flatten`."""
 _LONGEST_TEXT, _LONGEST_WORD = 2000, 200
@@ -198,7 +198,7 @@ class Ledger:
             self.store.write(f"runs/{self.run_id}.json", to_json(self._record).encode(), durable=False)
         faults.reached("run-recorded")
         now = time.monotonic()
-        self._next_write = now + max(_LEAST_PERIOD, 10 * (now - start))
+        self._next_write = now + max(_LEAST_PERIOD, 20 * (now - start))
 
 
 def _new_run_id(now: float) -> str:
