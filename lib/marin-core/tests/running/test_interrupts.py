@@ -24,7 +24,7 @@ SCRIPT = textwrap.dedent(
     """
     import os, re, signal, subprocess, sys, time
     from pathlib import Path
-    from marin_core import Out, main, step
+    from marin_core import Out, main, run, step
     from marin_core.running import interrupts
 
     HERE = Path(__file__).parent
@@ -74,6 +74,8 @@ SCRIPT = textwrap.dedent(
         return after(body(before(), does=does))
 
     if __name__ == "__main__":
+        if "--library" in sys.argv:
+            run(build(does="hashes"))
         main(build)
     """
 )
@@ -167,7 +169,7 @@ def test_a_second_signal_kills_at_once(job: Run) -> None:
 
 
 def test_a_run_waits_for_no_hash_of_what_it_will_not_commit(job: Run) -> None:
-    job.start("--does", "hashes")
+    job.start("--library")
 
     def opened() -> bool:
         with contextlib.suppress(FileNotFoundError):
@@ -177,7 +179,9 @@ def test_a_run_waits_for_no_hash_of_what_it_will_not_commit(job: Run) -> None:
 
     until(opened)
     job.driver.send_signal(signal.SIGINT)
-    job.cancelled(signal.SIGINT)
+    _, err = job.driver.communicate()
+    assert "RunInterrupted: interrupted by signal 2" in err
+    assert [n["outcome"] for n in job.record()["nodes"]] == ["succeeded", "cancelled", "cancelled"]
 
 
 def test_a_body_that_succeeds_as_it_is_asked_to_end_does_not_count(job: Run) -> None:

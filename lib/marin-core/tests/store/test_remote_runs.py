@@ -219,9 +219,11 @@ def test_a_commit_of_unknown_outcome_keeps_its_lease_so_that_it_is_fenced_off(
 
 
 def test_an_output_is_uploaded_while_other_steps_go_on(
-    module: Callable[[str], Any], s3_prefix: str, monkeypatch: pytest.MonkeyPatch
+    module: Callable[[str], Any], s3_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flow = module("""
+        import time
+        from pathlib import Path
         from marin_core import Out, step
 
         @step
@@ -229,19 +231,21 @@ def test_an_output_is_uploaded_while_other_steps_go_on(
             (out / "a.txt").write_text("a")
 
         @step
-        def after(*, n: int, first: object) -> int:
-            return n
+        def other(*, gate: str) -> None:
+            while not Path(gate).exists():
+                time.sleep(0.01)
     """)
-    real = objects.ObjectStore.put_file
+    real, gate = objects.ObjectStore.put_file, tmp_path / "gate"
 
     def put_file(store: objects.ObjectStore, source: Path, key: str) -> None:
         if key.endswith("out/a.txt"):
-            until(lambda: [k for k in store.find("step.json") if k.startswith("after")])
+            gate.touch()
+            until(lambda: [k for k in store.find("step.json") if k.startswith("other")])
         real(store, source, key)
 
     monkeypatch.setattr(objects.ObjectStore, "put_file", put_file)
-    report = run(flow.large(), flow.after(n=2, first=flow.after(n=1, first=None)), prefix=s3_prefix)
-    assert len(report.executed) == 3
+    report = run(flow.large(), flow.other(gate=str(gate)), prefix=s3_prefix)
+    assert len(report.executed) == 2
 
 
 def test_a_remote_work_is_refused_before_anything_runs(module: Callable[[str], Any], s3_prefix: str) -> None:
