@@ -18,6 +18,7 @@ import time
 from typing import Any, Literal
 
 from marin_core import faults, leases
+from marin_core.code.bytecode import forget_racy
 from marin_core.collection.removal import await_collection, last_collection
 from marin_core.errors import (
     LeaseLostError,
@@ -117,6 +118,8 @@ class Loop:
         if any(p.decision == "refuse" for p in planned) and not self.keep_going:
             self.stopping = "refused"
         self.ledger.open(planned)
+        if not self.bodies.blocking:
+            forget_racy({path for node in self.graph.nodes.values() for path in node.code.files})
         with self.interrupts.caught(), self.bodies.leases_kept(term=self.lease_seconds), self.bodies.examined():
             try:
                 said, signalled = self.ledger.observer.said, lambda: not self.events.empty()
