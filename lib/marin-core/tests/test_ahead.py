@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from marin_core import Graph, StepRunner, ahead, lower
 from marin_core.ahead import side_by_side
+from marin_core.encoding import digest
+from marin_core.graph import Node
 from marin_core.history import History
-from marin_core.reasons import Options, decide, plan, read_record
-from marin_core.records import StepRecord
+from marin_core.reasons import Options, decide, matches, plan, read_record
+from marin_core.records import StepRecord, from_json
 from marin_core.running.ledger import Silence
 from marin_core.script import plan_lines, run_script
 from marin_core.store import Store, open_store
@@ -96,10 +98,24 @@ def one_by_one(graph: Graph, store: Any, options: Options) -> list[tuple[str, st
         elif decision in ("refuse", "unselected"):
             lacks = ", which has no committed output and is not selected" * (decision == "unselected")
             stuck[address] = f"blocked by {node.name}{lacks}"
+        elif decision == "run" and node.step.version is None and isinstance(found, StepRecord):
+            asked = matches(options.force + options.rebuild, node)
+            back = None if asked else went_back(node, found, outputs, store)
+            if back is not None:
+                decision, found = "reuse", back
+                reason = f"code is that of attempt 1 again ({reason.removeprefix('code changed: ')})"
         kept = isinstance(found, StepRecord) and decision in ("reuse", "accept")
         outputs[address] = found.output_digest if kept else None
         said.append((address, decision, reason))
     return said
+
+
+def went_back(node: Node, found: StepRecord, outputs: dict[str, str | None], store: Any) -> StepRecord | None:
+    """The first attempt, where `spoil` has put another one in its place and it is what is asked for."""
+    data = store.read(f"{node.address}/attempts/1/step.json")
+    record = from_json(StepRecord, data, where="") if data is not None else None
+    same = record is not None and record.digests.inputs == digest([outputs[u] for u in node.upstream])
+    return record if same and found.digests.code != node.code.digest else None
 
 
 def spoil(prefix: Path, address: str, how: str) -> None:
@@ -114,6 +130,12 @@ def spoil(prefix: Path, address: str, how: str) -> None:
         record.write_text(text.replace('"schema": 1', '"schema": 99'))
     elif how == "damaged":
         (prefix / address / "attempts/1/out/a.txt").unlink(missing_ok=True)
+    elif how == "superseded":
+        first, data = prefix / address / "attempts/1", json.loads(text)
+        shutil.copytree(first, first.with_name("2"))
+        (first / "step.json").write_text(text)
+        data["attempt"], data["digests"]["code"], data["output_digest"] = 2, "0" * 64, "1" * 64
+        record.write_text(json.dumps(data))
     elif how in ("code", "inputs", "environment"):
         data = json.loads(text)
         data["digests"][how] = "0" * 64
@@ -161,7 +183,9 @@ def test_a_plan_decides_as_one_look_after_another_would(
     assert StepRunner(filled, launcher="inline").run(done).ok
     monkeypatch.setattr(ahead, "_WAITING", -1.0)
     monkeypatch.setattr(ahead, "_SAMPLE", 1)
-    kinds = st.sampled_from(["kept", "absent", "corrupt", "newer", "damaged", "code", "inputs", "environment"])
+    kinds = st.sampled_from(
+        ["kept", "absent", "corrupt", "newer", "damaged", "code", "inputs", "environment", "superseded"]
+    )
     globs = st.sampled_from([(), ("leaf",), ("pair",), ("join",), ("*",)])
 
     @settings(max_examples=40)

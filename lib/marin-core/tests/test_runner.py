@@ -322,10 +322,16 @@ def test_code_that_is_only_reported_hides_no_other_change(module: Any, prefix: s
     assert decisions(run(chain(flow), prefix=prefix))["count"][1].startswith("input source changed: output ")
 
 
+def overwrite(path: Path, text: str) -> None:
+    """Damages a committed file, which is read-only."""
+    path.unlink()
+    path.write_text(text)
+
+
 def test_damaged_output_is_served_neither_by_only_nor_by_accept(flow: ModuleType, prefix: str) -> None:
     report = run(chain(flow), flow.text(version="v1"), prefix=prefix, launcher="inline")
     for address in (report.graph.addresses[1], "text/v1"):
-        next((Path(prefix) / address / "attempts/1/out").rglob("text.txt")).write_text("truncat")
+        overwrite(next((Path(prefix) / address / "attempts/1/out").rglob("text.txt")), "truncat")
     only = run(chain(flow), prefix=prefix, launcher="inline", options=Options(only=("count",), force=("count",)))
     assert decisions(only)["clean"][0] == "unselected"
     assert decisions(only)["count"][0] == "blocked"
@@ -354,7 +360,7 @@ def test_any_text_passes_through_arguments_values_and_file_names(module: Any, pr
 def test_a_damaged_or_corrupt_step_is_made_again_and_others_are_not(flow: ModuleType, prefix: str) -> None:
     report = run(chain(flow), prefix=prefix, launcher="inline")
     _, clean, _, describe = report.graph.addresses
-    (Path(prefix) / clean / "attempts/1/out/text.txt").write_text("truncat")
+    overwrite(Path(prefix) / clean / "attempts/1/out/text.txt", "truncat")
     record = Path(prefix) / describe / "step.json"
     record.write_text(record.read_text()[:100])
     rerun = run(chain(flow), prefix=prefix, launcher="inline")

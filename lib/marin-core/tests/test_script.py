@@ -234,6 +234,7 @@ def test_marin_reads_a_prefix(marin: Run, tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size > 1000
     assert marin("verify", "--deep").returncode == 0
     output = next((tmp_path / ".marin/text").glob("*/attempts/1/out/t.txt"))
+    output.chmod(0o644)
     output.write_text("stdliB")
     assert marin("verify").returncode == 0
     deep = marin("verify", "--deep")

@@ -135,6 +135,7 @@ def test_a_manifest_has_every_file_with_size_and_sha256(tmp_path: Path) -> None:
     ]
     store = open_store(str(tmp_path.parent))
     assert store.damage(tmp_path.name, files, deep=True) == []
+    (tmp_path / "a/y.bin").unlink()  # a committed file is read-only
     (tmp_path / "a/y.bin").write_bytes(os.urandom(10))
     (tmp_path / "b.txt").unlink()
     assert store.damage(tmp_path.name, files) == ["b.txt is missing"]

@@ -1,8 +1,9 @@
 """Out, Input and Work: the directories a step's body sees, whatever store lies under them.
 
 - `Out`    exists only for this attempt, is empty when the body starts, and counts only if the attempt is committed.
-- `Input`  is the committed output of an upstream step (or adopted data). It is never written: ``open`` refuses to,
-           and a path within it is for reading, though the file system does not enforce that.
+- `Input`  is the committed output of an upstream step (or adopted data, which may be a single file). It is never
+           written: ``open`` refuses to, committed files of a local prefix are read-only, and a body that has changed
+           an input all the same fails.
 - `Work`   is shared by the attempts of one step as long as recipe, code and inputs stay the same: a place for
            checkpoints. It is fenced: it remembers the highest epoch that opened it, and an attempt of an older epoch
            can only read.
@@ -43,7 +44,7 @@ class _Directory:
         Raises:
             UsageError: the name leads out of the directory.
         """
-        path = self.local() / relative_name(name)
+        path = self / relative_name(name)
         if "r" not in mode:
             path.parent.mkdir(parents=True, exist_ok=True)
         return path.open(mode, encoding=None if "b" in mode else "utf-8")
@@ -71,8 +72,17 @@ class Input(_Directory):
     cache: str = ""
     """Local directory that the steps of a run share for what they fetch from a remote prefix."""
 
+    def __truediv__(self, name: str) -> Path:
+        """A path within the directory. Data that is a single file is taken for a directory that holds it."""
+        place = self.local()
+        if "://" in self.url or not place.is_file():
+            return place / name
+        if Path(name) != Path(place.name):
+            raise UsageError(f"{place} is a single file: its name is {place.name!r}, there is no {str(name)!r}")
+        return place
+
     def local(self) -> Path:
-        """The directory; on a remote prefix fetched first, and verified. See `fetching`."""
+        """The directory, or the adopted file; on a remote prefix fetched first, and verified. See `fetching`."""
         if "://" not in self.url:
             return Path(self.url)
         from marin_core.fetching import fetch

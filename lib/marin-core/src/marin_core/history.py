@@ -40,6 +40,13 @@ class History:
             self._environments[old, new] = environments.listed(changes)
         return self._environments[old, new]
 
+    def environment_since(self, record: StepRecord, node: Node) -> str:
+        """That a committed output was made in another environment, in words; empty if it was not."""
+        if record.digests.environment == node.environment:
+            return ""
+        changed = self.environment_changes(record.digests.environment, node.environment)
+        return f"environment changed since{f': {changed}' if changed else ''}"
+
     def what_is_new(self, node: Node) -> str:
         """The reason why a step without a committed output runs."""
         if (collected := self._collected(node)) is not None:

@@ -68,6 +68,8 @@ class Planned:
     decision: Decision
     reason: str
     record: StepRecord | None
+    superseded_by: StepRecord | None = None
+    """What is committed, where ``record`` is that of an earlier attempt, which is used in its stead; see `earlier`."""
     output: str | None = None
     """Output digest that dependants are decided on; None where the step would run first, or has none."""
 
@@ -129,6 +131,7 @@ def plan(graph: Graph, store: Store, *, options: Options, history: "History | No
         options: what the command asks for.
         history: earlier recipes that have been read already, and where to keep what is read now.
     """
+    from marin_core import earlier
     from marin_core.history import History
 
     planned: list[Planned] = []
@@ -143,11 +146,14 @@ def plan(graph: Graph, store: Store, *, options: Options, history: "History | No
     for address, node in nodes.items():
         if node.step.external is not None:
             decision, reason = adopted(node)
-            record, outputs[address] = None, node.recipe_digest
+            record, outputs[address], before = None, node.recipe_digest, None
         else:
             here = found[address]
-            decision, reason = decide(node, here, outputs=outputs, options=options, store=store, history=history)
+            decision, reason, again = earlier.decide(
+                node, here, outputs=outputs, options=options, store=store, history=history
+            )
             record = here if isinstance(here, StepRecord) else None
+            record, before = (again, record) if again is not None else (record, None)
             stuck = next((s for u in node.upstream if (s := stops.get(u))), None)
             if stuck is not None and decision in ("run", "reuse", "accept"):
                 decision, reason = "blocked", stuck
@@ -159,7 +165,13 @@ def plan(graph: Graph, store: Store, *, options: Options, history: "History | No
             kept = record is not None and decision in ("reuse", "accept")
             outputs[address] = record.output_digest if record is not None and kept else None
         entry = Planned(
-            address=address, name=node.name, decision=decision, reason=reason, record=record, output=outputs[address]
+            address=address,
+            name=node.name,
+            decision=decision,
+            reason=reason,
+            record=record,
+            superseded_by=before,
+            output=outputs[address],
         )
         planned.append(entry)
     return tuple(planned)
@@ -248,10 +260,8 @@ def _stale(
         reported = f"{reason}; only reported"
     if reported:
         return "reuse", reported
-    if record.digests.environment != node.environment:
-        changed = history.environment_changes(record.digests.environment, node.environment)
-        return "reuse", f"up to date; environment changed since{f': {changed}' if changed else ''}"
-    return "reuse", "up to date"
+    since = history.environment_since(record, node)
+    return "reuse", f"up to date; {since}" if since else "up to date"
 
 
 def _drifts(node: Node, record: StepRecord, outputs: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ later schema is refused, never guessed at):
 - ``{address}/step.json``                  `StepRecord`: which attempt is committed, its manifest and its value. One
                                            that names no attempt is a fence (see `leases`) and stands for nothing.
 - ``{address}/attempts/{n}/attempt.json``  `AttemptRecord`: one try, whatever came of it.
+- ``{address}/attempts/{n}/step.json``     `StepRecord` of an attempt that another one has superseded (see `earlier`).
 - ``{address}/tombstone.json``             `Tombstone`: what was committed there before it was collected.
 - ``runs/{run_id}.json``                   `RunRecord`: the graph that was asked for, and for every node the
                                            decision with its reason, the times and the outcome.

@@ -30,6 +30,12 @@ def steps(prefix: str, module: Callable[[str], ModuleType]) -> list[Path]:
     return [Path(prefix) / address for address in sorted(graph.addresses)]
 
 
+def overwrite(path: Path, text: str) -> None:
+    """Damages a committed file, which is read-only."""
+    path.unlink()
+    path.write_text(text)
+
+
 def test_whole_outputs_are_said_to_be_whole(marin: Any, steps: list[Path]) -> None:
     done = marin("verify")
     assert (done.code, done.last) == (0, "3 steps checked, 0 damaged (6 files, 18 B by size)")
@@ -40,8 +46,8 @@ def test_whole_outputs_are_said_to_be_whole(marin: Any, steps: list[Path]) -> No
     ("harm", "said", "deep"),
     [
         (lambda s: (s / "attempts/1/out/t.txt").unlink(), "t.txt is missing", False),
-        (lambda s: (s / "attempts/1/out/t.txt").write_text("longer"), "t.txt has 6 bytes instead of 3", False),
-        (lambda s: (s / "attempts/1/out/u.txt").write_text("anT"), "u.txt has another sha256 than recorded", True),
+        (lambda s: overwrite(s / "attempts/1/out/t.txt", "longer"), "t.txt has 6 bytes instead of 3", False),
+        (lambda s: overwrite(s / "attempts/1/out/u.txt", "anT"), "u.txt has another sha256 than recorded", True),
         (lambda s: (s / "step.json").write_text("{"), "corrupt: ", False),
         (lambda s: (s / "attempts/1/attempt.json").unlink(), "attempts/1 has no record", False),
         (lambda s: (s / "attempts/1/attempt.json").write_text("[]"), "attempt.json: not a readable", False),

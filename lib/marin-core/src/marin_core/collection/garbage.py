@@ -70,23 +70,26 @@ def of_site(store: Store, site: Site, *, kept: bool) -> Iterator[Garbage]:
     last = max(site.attempts, default=0)
     for number, record in site.attempts.items():
         if number != site.committed:
-            keys = _contents(store, site, number, keep_log=kept and number == last)
-            what, why = f"{site.address}/attempts/{number}", _why(site, record, number, kept=kept)
+            keep_log = kept and number == last and not _is_superseded(site, record)
+            keys = _contents(store, site, number, keep_log=keep_log)
+            what, why = f"{site.address}/attempts/{number}", _why(site, record, kept=kept)
             yield _garbage(store, site, "attempt", what=what, why=why, keys=keys)
-    resumable = _resumable(site.attempts[last]) if kept and last and last != site.committed else None
+    is_over = last in (0, site.committed) or _is_superseded(site, site.attempts[last])
+    resumable = None if is_over or not kept else _resumable(site.attempts[last])
     for key in _work(store, site, resumable):
         why = "its step is committed" if site.committed is not None else "no attempt will resume it"
         yield _garbage(store, site, "work", what=key, why=why, keys=[key])
 
 
 def _contents(store: Store, site: Site, number: int, *, keep_log: bool) -> list[str]:
-    """What an attempt holds beside its record; all of it where there is no record."""
+    """What an attempt holds beside its record; all of it where there is no record. What says that its output may be
+    served again goes first."""
     directory = f"{site.address}/attempts/{number}"
     names = site.children[number] if number in site.children else store.names(directory)
     if "attempt.json" not in names:
         return [directory]
     spared = {"attempt.json", "log.txt"} if keep_log else {"attempt.json"}
-    return [f"{directory}/{name}" for name in names if name not in spared]
+    return [f"{directory}/{name}" for name in sorted(names, key=lambda n: n != "step.json") if name not in spared]
 
 
 def _work(store: Store, site: Site, spared: str | None) -> list[str]:
@@ -102,10 +105,15 @@ def _resumable(record: AttemptRecord | None) -> str | None:
     return encoding.digest([d.recipe, d.code, d.inputs])[:12]
 
 
-def _why(site: Site, record: AttemptRecord | None, number: int, *, kept: bool) -> str:
+def _is_superseded(site: Site, record: AttemptRecord | None) -> bool:
+    """Whether an attempt was committed once, and another one, which may be an earlier one again, is by now."""
+    return site.committed is not None and record is not None and record.state == "succeeded"
+
+
+def _why(site: Site, record: AttemptRecord | None, *, kept: bool) -> str:
     if record is None:
         return "it has no record"
-    if site.committed is not None and number < site.committed and record.state == "succeeded":
+    if _is_superseded(site, record):
         return f"superseded by attempt {site.committed}"
     if record.failure is not None:
         return f"failed: {record.failure.type}"

@@ -20,7 +20,7 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypedDict
 
@@ -78,7 +78,8 @@ def execute(
         arguments = pickle.loads(request["arguments"])  # noqa: S301  written by the driver
         with limited or nullcontext():
             value = function(**arguments)
-        result = {"ok": True, "value": plain(value, where=f"{request['name']} returned")}
+        value = plain(value, where=f"{request['name']} returned", places=_places(arguments.values()))
+        result = {"ok": True, "value": value}
         text = json.dumps(result, allow_nan=False)
     except KeyboardInterrupt:
         if not handle_interrupts:
@@ -131,10 +132,23 @@ def _is_full(e: BaseException) -> bool:
     return (isinstance(e, OSError) and e.errno in full) or any(os.strerror(n).lower() in said for n in full)
 
 
-def plain(value: Any, *, where: str) -> Any:
-    """A body's value as strict JSON: dataclasses become objects, tuples lists, paths text, array scalars numbers, and
-    enums their value, and
-    floats that are not finite their names. `results` reads them back.
+def _places(arguments: Iterable[Any]) -> tuple[str, ...]:
+    """The directories among a body's arguments."""
+    from marin_core.handles import Input, Out, Work
+
+    flat = [a for value in arguments for a in (value if isinstance(value, list | tuple) else (value,))]
+    return tuple(getattr(a, "staging", "") or a.url for a in flat if isinstance(a, Input | Out | Work))
+
+
+def plain(value: Any, *, where: str, places: tuple[str, ...] = ()) -> Any:
+    """A body's value as strict JSON: dataclasses become objects, tuples lists, paths text, array scalars numbers, enums
+    their value, and floats that are not finite their names. `results` reads them back.
+
+    Args:
+        value: what the body returned.
+        where: what it is, for the error message.
+        places: the body's directories. A path in one is refused: it lies elsewhere once the prefix has moved or another
+            attempt has been made.
 
     Raises:
         TypeError: a part has no JSON form; names the path to it.
@@ -142,6 +156,7 @@ def plain(value: Any, *, where: str) -> Any:
     import dataclasses
     import enum
 
+    from marin_core.handles import Input, Out, Work
     from marin_core.records import finite
 
     if value is None or isinstance(value, bool | str) or type(value) is int:
@@ -151,15 +166,23 @@ def plain(value: Any, *, where: str) -> Any:
             if not isinstance(k, str):
                 raise TypeError(f"{where}: the key {k!r} is a {type(k).__name__}; a recorded value has text keys only")
         # As they will be read back: the order of keys is no part of a value.
-        return {k: plain(v, where=f"{where}[{k!r}]") for k, v in sorted(value.items())}
+        return {k: plain(v, where=f"{where}[{k!r}]", places=places) for k, v in sorted(value.items())}
     if isinstance(value, list | tuple):
-        return [plain(v, where=f"{where}[{i}]") for i, v in enumerate(value)]
+        return [plain(v, where=f"{where}[{i}]", places=places) for i, v in enumerate(value)]
+    if isinstance(value, os.PathLike | Input | Out | Work):
+        path = os.fspath(value) if isinstance(value, os.PathLike) else None
+        if path is None or any(path == place or path.startswith(f"{place}/") for place in places):
+            what = f"the path {path}" if path is not None else f"its {type(value).__name__}"
+            raise TypeError(
+                f"{where} {what}, which moves with the prefix; return a name within Out, as text: a step whose "
+                "parameter is annotated Input gets the directory"
+            )
+        return path
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
+        parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {name: plain(part, where=f"{where}.{name}", places=places) for name, part in parts.items()}
     if isinstance(value, enum.Enum):
-        return plain(value.value, where=where)
+        return plain(value.value, where=where, places=places)
     if isinstance(value, int):
         return int(value)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):

@@ -145,7 +145,8 @@ class Catalogue:
     def named(self, text: str) -> list[str]:
         """The addresses that a text names: itself, or all of the step of that name, or what begins with it."""
         text = text.strip("/")
-        if not _KEY.fullmatch(text) or ".." in text.split("/") or text.split("/")[0] == "runs":
+        words = text.split("/")
+        if not _KEY.fullmatch(text) or not {"..", "attempts"}.isdisjoint(words) or words[0] == "runs":
             return []
         if self._is_address(text):
             return [text]

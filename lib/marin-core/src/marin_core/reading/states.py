@@ -56,6 +56,8 @@ def state_of(catalogue: Catalogue, address: str, *, witness: leases.Witness) -> 
     if found is not None and number <= found.attempt:
         return StepState(address=address, state="committed", commit=found)
     last = catalogue.attempt(address, number) if number else None
+    if found is not None and isinstance(last, AttemptRecord) and last.state == "succeeded":
+        return StepState(address=address, state="committed", commit=found)  # an earlier attempt was pointed at again
     ended = _ending(last) if isinstance(last, AttemptRecord) else str(last or "no attempt was recorded")
     if found is not None:
         return StepState(address=address, state="committed", commit=found, note=f"attempt {number} since: {ended}")

@@ -1,19 +1,21 @@
 """Verification: whether what is committed is still what was committed.
 
-Every committed output is compared with its manifest: files that are missing or resized, and, deep, files of another
-sha256. Beside the outputs, what the records say must be there: a pointer to an attempt that is gone, an attempt without
-a record, a record that cannot be read. One damaged thing never hides another.
+Every committed output is compared with its manifest: files that are missing, resized or added, and, deep, files of
+another sha256. So is an earlier attempt that would be served again. Beside the outputs, what the records say must be
+there: a pointer to an attempt that is gone, an attempt without a record, a record that cannot be read. One damaged
+thing never hides another.
 """
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from marin_core import leases
+from marin_core import earlier, leases
 from marin_core.errors import CorruptRecordError, NewerRecordError
 from marin_core.reading.catalogue import Catalogue, Unreadable
 from marin_core.reading.heads import run_key
 from marin_core.records import StepRecord
+from marin_core.store import Store
 
 _HASHERS = 4
 
@@ -70,12 +72,30 @@ def _verify(catalogue: Catalogue, address: str, *, deep: bool, witness: leases.W
     elif record is not None and record.attempt not in present:
         damage.append(f"step.json points at attempt {record.attempt}, which is not there")
     elif record is not None:
-        damage.extend(store.damage(f"{address}/attempts/{record.attempt}/out", record.files, deep=deep))
+        damage.extend(_output(store, record, deep=deep))
+        others = sorted(present - {record.attempt})
+        damage.extend(d for number in others for d in _kept(store, address, number, deep=deep))
     damage.extend(_attempts(catalogue, address, sorted(present), witness=witness))
     if isinstance(stone := catalogue.tombstone(address), CorruptRecordError | NewerRecordError):
         damage.append(_unreadable(stone))
     files, size = (len(record.files), record.num_bytes) if record else (0, 0)
     return Finding(key=address, damage=tuple(damage), committed=found is not None, num_files=files, num_bytes=size)
+
+
+def _output(store: Store, record: StepRecord, *, deep: bool) -> list[str]:
+    """What is wrong with an attempt's output, files that were added to it included."""
+    key = f"{record.address}/attempts/{record.attempt}/out"
+    added = sorted(store.tree(key).keys() - {entry.path for entry in record.files})
+    return store.damage(key, record.files, deep=deep) + [f"{name} was added after the commit" for name in added]
+
+
+def _kept(store: Store, address: str, number: int, *, deep: bool) -> list[str]:
+    """What is wrong with a superseded attempt that would be served again; see `earlier`."""
+    try:
+        record = earlier.kept(store, address, number)
+    except (CorruptRecordError, NewerRecordError) as e:
+        return [_unreadable(e)]
+    return [f"attempts/{number}: {d}" for d in _output(store, record, deep=deep)] if record is not None else []
 
 
 def _attempts(catalogue: Catalogue, address: str, numbers: Sequence[int], *, witness: leases.Witness) -> Iterator[str]:

@@ -4,6 +4,7 @@ its body has left.
     {address}/attempts/{n}/attempt.json   the record, from the moment the attempt begins
     {address}/attempts/{n}/out/           what the body writes; nobody reads it before the commit
     {address}/attempts/{n}/log.txt        the body's stdout and stderr
+    {address}/attempts/{n}/step.json      its record, once another attempt has been committed; see `earlier`
     {address}/step.json                   the commit: the pointer to attempt n, swapped in under the lease
 
 A failed or killed attempt leaves its directory behind, which is never read as an output and never reused: the next
@@ -19,11 +20,11 @@ import os
 import shutil
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from marin_core import faults, leases
+from marin_core import earlier, faults, leases
 from marin_core.encoding import digest
 from marin_core.errors import ConflictError, MarinCoreError
 from marin_core.graph import Node
@@ -45,6 +46,8 @@ class Attempt:
     """The store's path or URL."""
     script: str | None = None
     """The driver's script, if the body needs it."""
+    given: Mapping[str, tuple[FileEntry, ...]] = field(default_factory=dict)
+    """The committed outputs that the body gets as directories of this machine, relative to the prefix -> manifest."""
 
     @property
     def address(self) -> str:
@@ -129,10 +132,29 @@ def commit(store: Store, attempt: Attempt, ended: Ended, *, provenance: Mapping[
         run_id=attempt.record.run_id,
         **provenance,
     )
-    faults.reached("before-commit")
-    leases.commit(store, node.address, attempt.lease, to_json(record).encode())
-    faults.reached("after-commit")
+    _point(store, attempt.lease, record)
     return record
+
+
+def restore(store: Store, lease: leases.Holding, record: StepRecord) -> StepRecord:
+    """Points at an earlier attempt again, whose record this was; returns what it is now.
+
+    Raises:
+        LeaseLostError: another runner has taken the step over; nothing is committed.
+        PrefixError: the prefix cannot be written.
+    """
+    record = replace(record, epoch=lease.epoch, fence=0)
+    _point(store, lease, record)
+    return record
+
+
+def _point(store: Store, lease: leases.Holding, record: StepRecord) -> None:
+    """Swaps the pointer; the record that it held is kept with its attempt."""
+    if lease.pointer is not None:
+        earlier.keep(store, record.address, but=record.attempt)
+    faults.reached("before-commit")
+    leases.commit(store, record.address, lease, to_json(record).encode())
+    faults.reached("after-commit")
 
 
 def close(store: Store, attempt: Attempt, *, state: Any, failure: Failure | None = None, settled: bool = True) -> None:

@@ -19,10 +19,10 @@ from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
 from marin_core.processes import this_host
-from marin_core.records import AttemptRecord, Digests, Failure, to_json
+from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, to_json
 from marin_core.running.attempts import Attempt, close, failure_of, told, user
 from marin_core.running.ledger import Ledger
-from marin_core.steps import Step, replace_steps, typed_value
+from marin_core.steps import Step, find_steps, replace_steps, typed_value
 from marin_core.store import Store
 
 _SCRIPT_NAMES = (b"__main__", SCRIPT_MODULE.encode())
@@ -182,6 +182,17 @@ def arguments_for(step: Step, run: Ledger) -> dict[str, Any]:
         name: replace_steps(argument, committed if roles.get(name) == "input" else value)
         for name, argument in step.arguments.items()
     }
+
+
+def given_to(step: Step, run: Ledger) -> dict[str, tuple[FileEntry, ...]]:
+    """The committed outputs that a body on a local prefix gets as `Input`; see `Attempt.given`."""
+    roles, found = step.function.roles, {}
+    for name, argument in step.arguments.items() if run.store.local is not None else ():
+        for upstream in find_steps(argument) if roles.get(name) == "input" else ():
+            if upstream.external is None:
+                node = run.nodes[run.graph.handles[upstream]]
+                found[f"{node.address}/attempts/{node.attempt}/out"] = run.files[node.address]
+    return found
 
 
 def inputs_cache(run: Ledger) -> Path:

@@ -8,7 +8,7 @@ decided on once more: nobody else can commit then, and what another run has just
 from collections import deque
 from typing import Any
 
-from marin_core import reasons
+from marin_core import earlier, reasons
 from marin_core.graph import Graph, Node
 from marin_core.history import History
 from marin_core.reasons import Found, Options, Planned
@@ -30,6 +30,8 @@ class Decisions:
         self._history = History(store)
         self._planned: dict[str, Planned] = {}
         self._found: dict[str, Found] = {}
+        self._earlier: dict[str, StepRecord] = {}
+        """Records of earlier attempts that were decided to be used, and that no pointer names yet."""
         self._outputs: dict[str, str | None] = {}
         """Output digests of settled nodes; None: no usable output."""
         self._unsettled = {a: set(n.upstream) for a, n in graph.nodes.items()}
@@ -42,7 +44,8 @@ class Decisions:
         self._history = History(self._store)
         planned = reasons.plan(self._graph, self._store, options=self._options, history=self._history)
         self._planned = {p.address: p for p in planned}
-        self._found = {p.address: p.record for p in planned}
+        self._found = {p.address: p.superseded_by or p.record for p in planned}
+        self._earlier = {p.address: p.record for p in planned if p.superseded_by is not None and p.record is not None}
         return planned
 
     def blocker(self, node: Node) -> str | None:
@@ -80,7 +83,22 @@ class Decisions:
 
     def _afresh(self, node: Node) -> tuple[Decision, str]:
         found, store, history = self._found[node.address], self._store, self._history
-        return reasons.decide(node, found, outputs=self._outputs, options=self._options, store=store, history=history)
+        verdict = earlier.decide(
+            node, found, outputs=self._outputs, options=self._options, store=store, history=history
+        )  # fmt: skip
+        self._earlier.pop(node.address, None)
+        if verdict.earlier is not None:
+            self._earlier[node.address] = verdict.earlier
+        return verdict.decision, verdict.reason
+
+    def earlier(self, address: str) -> StepRecord | None:
+        """The record of the earlier attempt that was decided to be used; None once the pointer names it."""
+        return self._earlier.get(address)
+
+    def restored(self, address: str, record: StepRecord) -> None:
+        """The pointer names an earlier attempt again."""
+        self._found[address] = record
+        self._earlier.pop(address, None)
 
     def committed(self, address: str) -> StepRecord:
         """The record that was decided to be used."""

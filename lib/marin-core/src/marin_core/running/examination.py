@@ -15,10 +15,12 @@ from marin_core.launchers import JobStatus, delivery
 from marin_core.records import Failure, FileEntry, build
 from marin_core.running.attempts import Attempt, Ended, failure_of
 from marin_core.steps import Step, find_steps
-from marin_core.store import Store, manifest, sync_directory
+from marin_core.store import Store, manifest, strangeness, sync_directory
 
 _TAIL_LINES = 20
 _FEW_FILES, _SMALL_BYTES = 4, 1 << 18
+_FEW_INPUTS, _MOST_LOOKED_AT = 64, 20_000
+"""Files of all inputs, for a look in passing; and of one input, for any look at all (a fifth of a second on a local disk)."""
 
 
 def examine(store: Store, attempt: Attempt, status: JobStatus) -> Ended:
@@ -40,7 +42,7 @@ def examine(store: Store, attempt: Attempt, status: JobStatus) -> Ended:
             return Ended(failure=replace(build(Failure, data["failure"]), process_exit_code=status.exit_code))
         if status.exit_code != 0:
             return Ended(failure=_crash(attempt, status))
-        changed = _changed_input(attempt.node.step)
+        changed = _changed_input(attempt.node.step) or _changed_output(attempt)
         if changed is not None:
             return Ended(failure=changed)
         if delivered is not None and delivered.uploaded:
@@ -53,9 +55,11 @@ def examine(store: Store, attempt: Attempt, status: JobStatus) -> Ended:
 
 
 def is_quick(store: Store, attempt: Attempt, status: JobStatus) -> bool:
-    """Whether `examine` is a matter of moments: a handful of small files on this machine, and no adopted data to look
-    at again."""
+    """Whether `examine` is a matter of moments: a handful of small files on this machine, few that were read, and no
+    adopted data to look at again."""
     if store.local is None or status.uploaded or status.exit_code is None:
+        return False
+    if sum(map(len, attempt.given.values())) > _FEW_INPUTS:
         return False
     if any(other.listing is not None for other in find_steps(tuple(attempt.node.step.arguments.values()))):
         return False
@@ -74,6 +78,21 @@ def _changed_input(step: Step) -> Failure | None:
         name = other.listing.changed() if other.listing is not None else None
         if name is not None:
             message = f"adopt({other.external!r}): {name} changed while it was read; try again when it is at rest"
+            return Failure(type="UsageError", message=message, traceback="", exit_code=UsageError.exit_code)
+    return None
+
+
+def _changed_output(attempt: Attempt) -> Failure | None:
+    """The failure of a body whose inputs are not what was committed, because this body or another one wrote to them.
+    Names and sizes are looked at, and no more where there are so many that this would take longer than a small body."""
+    for key, files in attempt.given.items():
+        what = strangeness(f"{attempt.prefix}/{key}", files) if len(files) <= _MOST_LOOKED_AT else None
+        if what is not None:
+            address = key.partition("/attempts/")[0]
+            message = (
+                f"input {address} is no longer what was committed: {what} in {attempt.prefix}/{key}; a body writes to "
+                f"its Out alone; --force {address} makes that input again"
+            )
             return Failure(type="UsageError", message=message, traceback="", exit_code=UsageError.exit_code)
     return None
 

@@ -21,7 +21,7 @@ from marin_core.graph import Graph, Node
 from marin_core.processes import Process, this_host
 from marin_core.provenance import environments, facts
 from marin_core.reasons import Planned
-from marin_core.records import Digests, NodeRecord, Origin, RunRecord, StepRecord, finite, to_json
+from marin_core.records import Digests, FileEntry, NodeRecord, Origin, RunRecord, StepRecord, finite, to_json
 from marin_core.steps import Step, find_steps
 from marin_core.store import Store
 
@@ -78,6 +78,8 @@ class Ledger:
     observer: Observer
     run_id: str = field(default_factory=lambda: _new_run_id(time.time()))
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
+    files: dict[str, tuple[FileEntry, ...]] = field(default_factory=dict)
+    """Address -> manifest of the output that this run uses."""
     _gathering: facts.Gathering = field(init=False)
     _record: RunRecord | None = None
     _next_write: float = 0.0
@@ -138,6 +140,7 @@ class Ledger:
 
     def commit(self, address: str, record: StepRecord, **changes: Any) -> None:
         """Enters a committed output, made now or earlier, into a node's record."""
+        self.files[address] = record.files
         self.set(
             address,
             attempt=record.attempt,

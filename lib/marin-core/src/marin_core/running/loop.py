@@ -15,6 +15,7 @@ Signals are events too, and nothing starts or is committed after one has come; s
 import logging
 import shutil
 import time
+from dataclasses import replace
 from typing import Any, Literal
 
 from marin_core import faults, leases
@@ -93,9 +94,10 @@ class Loop:
         self.decisions = Decisions(graph, store, options)
         self.priority = graph.priorities()
         # Where nodes are that have to run: in line for slots, waiting for another runner, waiting for another try after
-        # a failure, running.
+        # a failure, running. Those that go back to an earlier attempt wait for the lease alone.
         self.slots = Slots(capacity)
         self.contested: set[str] = set()
+        self.returning: set[str] = set()
         self.resting: dict[str, Failure] = {}
         self.bodies = Bodies(store, launcher, events=self.events, interrupts=self.interrupts)
         self.tries: dict[str, int] = {}
@@ -195,6 +197,9 @@ class Loop:
             digest = node.recipe_digest
             self._settle(address, digest, decision=decision, reason=reason, outcome="reused", output_digest=digest)
         elif decision in ("reuse", "accept"):
+            if self.decisions.earlier(address) is not None:
+                self._go_back(address)
+                return
             record = self.decisions.committed(address)
             self.ledger.commit(address, record, decision=decision, reason=reason, outcome="reused")
             self._settle(address, record.output_digest)
@@ -233,7 +238,7 @@ class Loop:
         """Tries the steps again that other runners hold."""
         self._looking = False
         for address in sorted(self.contested, key=self.priority.__getitem__):
-            if self._may_start() and self.slots.fits(address):
+            if self._may_start() and (address in self.returning or self.slots.fits(address)):
                 self._start(address)
         self._look_later()
 
@@ -241,6 +246,12 @@ class Loop:
         if self.contested and not self._looking:
             self._looking = True
             self.events.later(_LOOK_EVERY if self.store.local else _LOOK_EVERY_REMOTE, "look")
+
+    def _go_back(self, address: str) -> None:
+        """A step is served an earlier attempt, which needs no slots; after a signal it stays as it is."""
+        if self.interrupts.number is None:
+            self.returning.add(address)
+            self._start(address)
 
     def _start(self, address: str) -> None:
         """Takes the lease, looks once more whether the output is there by now, and starts a body if it is not."""
@@ -254,15 +265,19 @@ class Loop:
         if lease is None:
             self._contest(node)
             return
-        contested = address in self.contested
+        contested, returning = address in self.contested, address in self.returning
         self.contested.discard(address)
+        self.returning.discard(address)
         try:
             decision, reason = self.decisions.under_lease(node, contested=contested)
-            going = self._attempt(node, lease, reason) if decision == "run" else None
-            if going is None and lease.overtaken is not None:
+            going = self._attempt(node, lease, reason) if decision == "run" and not returning else None
+            if decision != "run" and lease.overtaken is not None:
                 succession.clear_away(self.store, address, launcher=self.launcher)
+            if (record := self.decisions.earlier(address)) is not None:
+                self.decisions.restored(address, attempts.restore(self.store, lease, record))
         except BaseException as e:
-            leases.release(self.store, address, lease)
+            if not isinstance(e, UnsettledError):
+                leases.release(self.store, address, lease)
             if not isinstance(e, UsageError | LeaseLostError) or isinstance(e, PrefixError):
                 raise
             self._give_up(address, attempts.failure_of(e))
@@ -284,7 +299,7 @@ class Loop:
 
     def _attempt(self, node: Node, lease: leases.Holding, reason: str) -> Succession:
         asked = matches(self.options.force + self.options.rebuild, node)
-        return succession.attempt_at(
+        going = succession.attempt_at(
             self.store,
             node,
             lease,
@@ -296,6 +311,7 @@ class Loop:
             inputs=self.decisions.inputs(node),
             fresh=asked and node.address not in self.tries,
         )
+        return replace(going, attempt=replace(going.attempt, given=beginning.given_to(node.step, self.ledger)))
 
     def _run_body(self, going: Succession) -> None:
         """From here on the lease is given back by whoever closes the attempt, once its body has ended."""

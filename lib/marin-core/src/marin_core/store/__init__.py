@@ -21,10 +21,20 @@ from typing import ClassVar, NamedTuple
 
 from marin_core.errors import PrefixError
 from marin_core.records import FileEntry
-from marin_core.store.manifests import manifest, sha256_of, sync_directory
+from marin_core.store.manifests import manifest, sha256_of, strangeness, sync_directory
 from marin_core.threads import DaemonExecutor
 
-__all__ = ["Guard", "Status", "Store", "Versioned", "default_prefix", "manifest", "open_store", "sync_directory"]
+__all__ = [
+    "Guard",
+    "Status",
+    "Store",
+    "Versioned",
+    "default_prefix",
+    "manifest",
+    "open_store",
+    "strangeness",
+    "sync_directory",
+]
 
 DEFAULT_PREFIX = ".marin"
 _CONDITIONAL = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}

@@ -1,11 +1,16 @@
 """Manifests: what lies in an output directory, file by file, with size and sha256.
 
 A manifest vouches for plain files alone, so a link, a pipe or a socket in an output is an error. On a local prefix the
-files are flushed to disk with it: the pointer to an output must never outlive the output in a power failure.
+files are flushed to disk with it: the pointer to an output must never outlive the output in a power failure. They lose
+their write permission too, since what reads them would otherwise change what others read; for those whom permissions
+do not stop, `strangeness` is asked.
 """
 
+import contextlib
 import hashlib
 import os
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from marin_core.errors import UsageError
@@ -13,6 +18,7 @@ from marin_core.records import FileEntry
 from marin_core.threads import DaemonExecutor
 
 _HASH_BLOCK = 1 << 20
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:
@@ -20,7 +26,8 @@ def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:
 
     Args:
         directory: an output directory that is no longer written to.
-        durable: also flush files and directories to disk, so that a pointer to them never outlives them.
+        durable: also make the files read-only, and flush them and the directories to disk, so that a pointer to them
+            never outlives them.
 
     Raises:
         UsageError: the directory has a link, which the manifest could not vouch for, or a pipe or socket.
@@ -62,16 +69,40 @@ def _listed(directory: Path) -> tuple[dict[str, int], list[str]]:
 
 
 def sha256_of(path: str | Path, *, durable: bool = False) -> str:
-    """The sha256 of a file in hex; ``durable`` also flushes it to disk."""
+    """The sha256 of a file in hex; ``durable`` also makes it read-only and flushes it to disk."""
     digest, descriptor = hashlib.sha256(), os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         while block := os.read(descriptor, _HASH_BLOCK):
             digest.update(block)
         if durable:
+            _protect(descriptor)
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
     return digest.hexdigest()
+
+
+def _protect(descriptor: int) -> None:
+    """Takes the write permission from a file, unless it has another name, which may be somebody else's."""
+    found = os.fstat(descriptor)
+    if found.st_nlink == 1 and found.st_mode & _WRITABLE:
+        with contextlib.suppress(OSError):  # not every file system, nor every owner, has permissions to change
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode) & ~_WRITABLE)
+
+
+def strangeness(directory: str, files: Iterable[FileEntry]) -> str | None:
+    """What of a committed output is another file, or of another size, than its manifest says; None if nothing is."""
+    try:
+        sizes, _ = _listed(Path(directory))
+    except UsageError as e:
+        return str(e).partition(";")[0]
+    except OSError as e:
+        return f"{e.filename or directory} cannot be read ({e.strerror})"
+    known = {entry.path: entry.size for entry in files}
+    if sizes == known:
+        return None
+    name = min(name for name in sizes.keys() | known.keys() if sizes.get(name) != known.get(name))
+    return f"{name} {'was added' if name not in known else 'is gone' if name not in sizes else 'has another size'}"
 
 
 def sync_directory(directory: str | Path) -> None:
