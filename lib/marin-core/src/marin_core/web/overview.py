@@ -151,8 +151,9 @@ def _target(view: RunView, index: int) -> Markup | None:
         if node.outcome in COMMITTED:
             body = note(f"{view.word(node.outcome)}; recorded no value.")
         else:
-            said = node.failure.message if node.failure else node.reason
-            body = note(said if said.startswith(node.outcome) else f"{view.word(node.outcome)}: {said}")
+            said = node.failure.message if node.failure else view.reason(node)
+            word = view.word(node.outcome)
+            body = note(said if said.startswith(node.outcome) else f"{word}: {said}" if said else word)
     doc = element("p", node.doc, class_="doc") if node.doc else None
     return element("div", element("h3", element("a", view.label(index), href=f"#s{index}")), doc, body, class_="target")
 

@@ -17,6 +17,7 @@ from marin_core.web.values import figures, in_words, render_value
 from marin_core.web.view import FAILED, RunView, outcome_class, output_directory
 
 _MAX_ROWS = 200
+"""Rows of all tables together."""
 _MAX_PARAMETERS = 8
 _MAX_RESULTS = 8
 _MAX_DEPTH = 4
@@ -33,24 +34,31 @@ def render_sweeps(view: RunView) -> Markup | None:
     groups: dict[str, list[int]] = defaultdict(list)
     for i, node in enumerate(view.record.nodes):
         groups[node.name].append(i)
-    tables = []
-    for name, members in groups.items():
-        varied = parameters([view.record.nodes[i].arguments for i in members]) if len(members) > 1 else {}
-        if varied and not shown.issuperset(members):
-            table = render_members(view, members)
-            tables += [element("h3", name), table] if table and len(tables) < 2 * _MAX_TABLES else []
+    sweeps = {
+        name: members
+        for name, members in groups.items()
+        if len(members) > 1
+        and not shown.issuperset(members)
+        and parameters([view.record.nodes[i].arguments for i in members])
+    }
+    most = _MAX_ROWS // max(1, min(len(sweeps), _MAX_TABLES))
+    drawn = ((name, render_members(view, members, most=most)) for name, members in list(sweeps.items())[:_MAX_TABLES])
+    tables = [(element("h3", name), table) for name, table in drawn if table]
     return element("section", element("h2", "Sweep"), tables, id="sweep") if tables else None
 
 
-def render_members(view: RunView, members: Sequence[int], *, even_bare: bool = False) -> Markup | None:
+def render_members(
+    view: RunView, members: Sequence[int], *, most: int = _MAX_ROWS, even_bare: bool = False
+) -> Markup | None:
     """Steps as a table.
 
     Args:
         view: the run.
         members: positions of the steps.
+        most: rows that are shown.
         even_bare: also where they recorded nothing.
     """
-    shown = members[:_MAX_ROWS]
+    shown = members[:most]
     nodes = [view.record.nodes[i] for i in shown]
     varied = parameters([node.arguments for node in nodes])
     results = _results(view, shown)

@@ -150,18 +150,18 @@ def _bar(view: RunView, interval: Interval, *, lane: int, end: float) -> Markup:
     bar = element(
         "svg",
         element("rect", width="100%", height="100%", rx=2),
-        _name(label, node.name, share=interval.seconds / end),
+        bar_name(label, node.name, share=interval.seconds / end),
         x=f"{100 * interval.start / end:.3f}%",
         y=lane * _LANE_HEIGHT + 1,
         width=f"{max(0.15, 100 * interval.seconds / end):.3f}%",
         height=_LANE_HEIGHT - 3,
     )
-    title = element("title", f"{label}: {outcome_class(node.outcome)}, {took}, from {format_seconds(interval.start)}")
+    title = element("title", f"{label}: {view.word(node.outcome)}, {took}, from {format_seconds(interval.start)}")
     outcome = f"outcome-{outcome_class(node.outcome)}"
     return element("a", title, bar, href=f"#s{interval.index}", class_=outcome, tabindex=-1)
 
 
-def _name(label: str, name: str, *, share: float) -> Markup | None:
+def bar_name(label: str, name: str, *, share: float) -> Markup | None:
     """The longest of a bar's names that fits into it on a wide screen, marked where it does not on a narrow one."""
     text = next((t for t in (label, name) if len(t) * _CHARACTER_WIDTH + 10 <= share * _WIDE), None)
     if text is None:

@@ -20,6 +20,8 @@ _MAX_HEADLINE = 6
 FAILED = ("failed", "refused", "cancelled")
 COMMITTED = ("succeeded", "reused")
 _PLANNED = {"reused": "up to date", "pending": "would run"}
+_LEFT = {"pending": "not run", "running": "cut off"}
+"""What a run that is over, or whose driver died, has not brought to an end."""
 _NO_NEWS = ("up to date", "no committed output")
 
 
@@ -114,7 +116,8 @@ class RunView:
 
     def word(self, outcome: str) -> str:
         """An outcome as it is told."""
-        return _PLANNED.get(outcome, outcome_class(outcome)) if self.planned else outcome_class(outcome)
+        told = _PLANNED if self.planned else {} if self.record.status == "running" else _LEFT
+        return told.get(outcome, outcome_class(outcome))
 
     def reason(self, node: NodeRecord) -> str:
         """Why a step ran, or did not; empty where that is no news."""
