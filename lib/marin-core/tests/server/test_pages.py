@@ -164,6 +164,20 @@ def test_code_that_differs_is_named_by_unit_kind_and_the_steps_that_reach_it(new
     assert "bbbbbbbbbbbb" not in shown
 
 
+def test_a_value_that_one_run_lacks_is_one_difference_and_changed_inputs_are_named(new_lab: Any, start: Any) -> None:
+    lab = new_lab()
+    data, rows = lab.node("data"), [{"loss": i / 2} for i in range(50)]
+    train = lab.node("train", upstream=(data.address,), outcome="failed")
+    lab.run("20260601", data, train)
+    inputs = replace(data.digests, inputs="8" * 64)
+    made = replace(train, outcome="succeeded", value={"best": 1.5, "rows": rows}, digests=inputs)
+    lab.run("20260602", replace(data, output_digest="7" * 64), made)
+    shown = said(start(lab.prefix), "/diff?a=20260601&b=20260602")
+    assert "train value – best 1.5" in shown
+    assert "rows[0]" not in shown
+    assert "train data eeeeeeeeeeee 777777777777" in shown
+
+
 def test_differences_are_in_the_order_that_a_person_asks_and_decisions_are_folded(server: Any) -> None:
     html = server.get(f"/diff?a={RUN}&b={OTHER}").text
     titles = [html.index(f">{title}") for title in ("Config<", "Environment<", "Command<", "Decisions (")]

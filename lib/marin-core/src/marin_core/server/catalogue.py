@@ -6,6 +6,7 @@ hundred runs must not parse a hundred large records at every request, so what a 
 being looked at. What time alone can change (a driver that dies) is asked anew.
 """
 
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -27,8 +28,9 @@ _MAX_RECORD_BYTES = 256_000_000
 _MAX_ARGUMENTS = 160
 _KEPT_VIEWS = 3
 _KEPT_SUMMARIES = 2000
+_LABELLED_RUNS = 20
+"""The newest runs, by whose arguments steps are searched; others are told by their own records."""
 _FRESH_SECONDS = 2.0
-_LABELLED_RUNS = 100
 _FRESH_SHARE = 10
 """How long a list of all addresses stands in for another walk through the prefix: so many seconds, or so many times
 what the walk took."""
@@ -61,7 +63,9 @@ class RunSummary:
             driver=data.get("driver") or {},
             nodes={node["address"]: outcome_class(node["outcome"]) for node in data["nodes"]},
             downstream={address: tuple(found) for address, found in downstream.items()},
-            arguments={node["address"]: said for node in data["nodes"] if (said := arguments_of(node["arguments"]))},
+            arguments={
+                node["address"]: sys.intern(said) for node in data["nodes"] if (said := arguments_of(node["arguments"]))
+            },
         )
 
     def now(self) -> "RunSummary":
@@ -137,7 +141,8 @@ class Catalogue(catalogue.Catalogue):
         """Address -> arguments of the steps of the newest runs, in one line."""
         found: dict[str, str] = {}
         for summary in self.summaries(most=_LABELLED_RUNS):
-            found = summary.arguments | found
+            for address, said in summary.arguments.items():
+                found.setdefault(address, said)
         return found
 
     def summaries(self, *, most: int) -> list[RunSummary]:

@@ -11,6 +11,7 @@ from marin_core.reading.comparisons import compare_runs
 from marin_core.records import NodeRecord
 from marin_core.server.catalogue import Catalogue, RunSummary
 from marin_core.server.frames import fields, page, section, table
+from marin_core.server.listings import headline
 from marin_core.web.links import DIFF, run_url
 from marin_core.web.markup import Markup, element, note
 from marin_core.web.view import RunView
@@ -72,11 +73,21 @@ def _of_pair(pair: Pair, old: RunView, new: RunView) -> Iterator[Row]:
         return
     name = new.label_of(pair.new)
     named = {change.section for change in pair.changes if change.name != change.section}
+    values = [pair.old.value, pair.new.value]
+    is_news = None in values and values != [None, None]
+    if is_news:  # one row, not one for every number in it
+        yield name, Change(section="value", name="value", old=_brief(values[0]), new=_brief(values[1]))
     for change in pair.changes:
+        if is_news and change.section == "value":
+            continue
         if change.section == "inputs" and change.name == "inputs":
             yield from ((name, each) for each in _inputs(pair.new, old, new) or [change])
         elif change.name != change.section or change.section not in named:  # a digest says nothing beside names
             yield name, change
+
+
+def _brief(value: Any) -> str | None:
+    return None if value is None else headline(value)
 
 
 def _inputs(node: NodeRecord, old: RunView, new: RunView) -> list[Change]:
@@ -85,7 +96,7 @@ def _inputs(node: NodeRecord, old: RunView, new: RunView) -> list[Change]:
     changed = [up for up in node.upstream if up in before and before[up] != after.get(up)]
     if len(changed) > _MAX_NAMED:
         said = f"outputs of {len(changed):,} of {len(node.upstream):,} steps"
-        return [Change(section="inputs", name=said, old="there", new="changed")]
+        return [Change(section="inputs", name=said, old=None, new="changed")]
     labels = {n.address: new.label_of(n) for n in new.record.nodes} if changed else {}
     return [Change(section="inputs", name=labels[up], old=before[up], new=after[up]) for up in changed if up in labels]
 
