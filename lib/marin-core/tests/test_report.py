@@ -137,12 +137,12 @@ def test_many_targets_are_a_table_with_a_row_each(tmp_path: Path) -> None:
     assert "2.375" in results
 
 
-def test_every_step_has_a_line_with_decision_reason_size_and_digests(tmp_path: Path) -> None:
+def test_every_step_has_a_line_with_reason_and_size_and_its_details_the_digests(tmp_path: Path) -> None:
     step = node("split", reason="code changed: helper hash", num_files=3, num_bytes=28_300_000, doc="Splits by hash.")
     page = Page(render_report(run(step), str(tmp_path)))
     for said in (
         "split",
-        "run: code changed: helper hash",
+        "code changed: helper hash",
         "28.3 MB",
         "3 files",
         "aaaaaaa",
@@ -151,6 +151,104 @@ def test_every_step_has_a_line_with_decision_reason_size_and_digests(tmp_path: P
     ):
         assert said in page.text
     assert "a" * 64 in {button.get("data-full") for button in page.all("button")}
+
+
+def test_lines_say_only_what_is_news(tmp_path: Path) -> None:
+    first = node("a", decision="reuse", reason="up to date", outcome="reused")
+    fresh, code = node("b"), node("c", reason="code changed: helper hash")
+    blocked = node("d", decision="blocked", reason="blocked by c", outcome="blocked", attempt=None, digests=None)
+    html = render_report(run(first, fresh, code, blocked, targets=()), str(tmp_path))
+    lines = re.findall(r"<summary>(.*?)</summary>", html)
+    assert [re.findall(r"</b>.*?<small>(.*?)</small>", line) for line in lines] == [
+        [],
+        [],
+        ["code changed: helper hash"],
+        ["blocked by c"],
+    ]
+    assert "a" * 7 not in "".join(lines)
+    assert "blocked: blocked by" not in html
+
+
+def test_all_of_a_targets_value_is_shown(tmp_path: Path) -> None:
+    rows = [{"lr": 0.1, "loss": 2.0}, {"lr": 0.2, "loss": 1.5}]
+    wide = {f"n{i}": i for i in range(12)}
+    value = {"loss": 1.5, **wide, "rows": rows, "names": ["a", "b"], "best": {"lr": 0.2, "loss": 1.5}, "text": "w" * 99}
+    html = render_report(run(node("summary", value=value)), str(tmp_path))
+    results = Page(html[html.index('id="results"') : html.index('id="lineage"')])
+    for said in ("rows", "names", "a, b", "best", "w" * 99, *(f"n{i}" for i in range(12))):
+        assert said in results.text
+    assert len([a for a in results.all("table") if "data" in (a.get("class") or "")]) == 1
+    assert not [a for a in results.all("table") if a.get("class") == "bars"]
+
+
+def test_a_list_of_objects_is_the_result_as_a_table(tmp_path: Path) -> None:
+    value = [{"lr": 0.1, "loss": 2.0}, {"lr": 0.2, "loss": 1.5}]
+    html = render_report(run(node("summary", value=value)), str(tmp_path))
+    results = html[html.index('id="results"') : html.index('id="lineage"')]
+    assert results.count("<tr>") == 3
+    assert "shown with the step" not in html
+
+
+def test_what_failed_says_where_its_log_is_and_ends_with_it(tmp_path: Path) -> None:
+    failure = Failure(type="ValueError", message="NaN", traceback="Traceback: line 12")
+    failed = node("train", outcome="failed", attempt=3, failure=failure, log="train/0123456789ab/attempts/3/log.txt")
+    path = tmp_path / (failed.log or "")
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(f"line {i}\n" for i in range(40)))
+    html = render_report(run(failed, status="failed"), str(tmp_path))
+    first = html[html.index('id="failures"') : html.index('id="lineage"')]
+    assert "line 39" in first
+    assert "line 20" not in first
+    assert "failed at attempt 3" in first
+    assert "marin logs train/0123456789ab --attempt 3" in first
+    assert "train/0123456789ab/attempts/3/log.txt" in first
+
+
+def test_a_fan_out_is_one_box_and_its_failed_member_another_where_the_view_opens(tmp_path: Path) -> None:
+    data = node("data")
+    trains = [
+        node("train", address=f"train/{i}", upstream=(data.address,), outcome="failed" if i == 7 else "succeeded")
+        for i in range(12)
+    ]
+    summary = node("summary", upstream=tuple(t.address for t in trains), outcome="blocked")
+    html = render_report(run(data, *trains, summary, status="failed"), str(tmp_path))
+    boxes = [a for a in Page(html).all("a") if (a.get("class") or "").startswith("box")]
+    assert len(boxes) == 4
+    assert ">train ×11<" in html
+    assert [a["href"] for a in boxes if "data-focus" in a] == ["#s8"]
+    assert html.count('class="edge"') == 4
+
+
+def test_empty_facts_of_the_environment_are_left_out(tmp_path: Path) -> None:
+    environment = {"python": "3.12.1", "accelerators": [], "lock_digest": ""}
+    page = Page(render_report(run(node("a"), environment=environment), str(tmp_path)))
+    assert "accelerators" not in page.text
+    assert "lock digest" not in page.text
+
+
+def test_an_output_that_was_collected_is_said_to_be(tmp_path: Path) -> None:
+    step = node("train", log="train/0123456789ab/attempts/1/log.txt")
+    (tmp_path / step.address).mkdir(parents=True)
+    (tmp_path / step.address / "tombstone.json").write_text("{}")
+    page = Page(render_report(run(step), str(tmp_path)))
+    assert "collected since" in page.text
+    assert "not found" not in page.text
+
+
+def test_what_a_run_that_is_over_has_not_done_is_not_pending(tmp_path: Path) -> None:
+    left = node("a", outcome="pending", attempt=None)
+    assert "pending" not in Page(render_report(run(left, status="died"), str(tmp_path))).text
+    assert "1 not run" in render_report(run(left, status="died"), str(tmp_path))
+    assert "1 pending" in render_report(run(left, status="running", ended_at=None), str(tmp_path))
+
+
+def test_a_sweep_of_many_is_overlaid_in_one_chart_a_column(tmp_path: Path) -> None:
+    nodes = [node("train", address=f"train/{i:012x}") for i in range(12)]
+    for step in nodes:
+        output(tmp_path, step, {"metrics.jsonl": metrics(9)})
+    page = Page(render_report(run(*nodes), str(tmp_path)))
+    (plot,) = [a for a in page.all("svg") if a.get("class") == "plot"]
+    assert len(json.loads(plot["data-series"] or "")) == 12
 
 
 def test_upstream_and_downstream_link_to_one_another(tmp_path: Path) -> None:
@@ -242,7 +340,8 @@ def test_ten_thousand_steps_are_listed_and_drawn_by_name(tmp_path: Path) -> None
     nodes, previous = [], ()
     for i in range(10_000):
         failed = {"outcome": "failed"} if i == 705 else {}
-        nodes.append(node(f"shard-{i % 7}", address=f"shard/{i:012x}", upstream=previous, value={"n": i}, **failed))
+        given = {"arguments": {"part": i}, "value": {"n": i}}
+        nodes.append(node(f"shard-{i % 7}", address=f"shard/{i:012x}", upstream=previous, **given, **failed))
         previous = (nodes[-1].address,)
     html = render_report(run(*nodes), str(tmp_path))
     page = Page(html)
@@ -252,7 +351,8 @@ def test_ten_thousand_steps_are_listed_and_drawn_by_name(tmp_path: Path) -> None
     boxes = [(a["href"], a["class"]) for a in page.all("a") if (a.get("class") or "").startswith("box")]
     assert boxes[4:6] == [("#s4", "box outcome-succeeded"), ("#s705", "box outcome-failed")]
     assert len(boxes) == 7
-    assert len(html) < 15_000_000
+    assert len(html) < 5_000_000
+    assert len(page.elements) < 8_000
 
 
 def test_details_of_a_large_run_are_packed_beside_their_lines(tmp_path: Path) -> None:
@@ -274,7 +374,7 @@ def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
 def everywhere(text: str) -> RunRecord:
     """A run with `text` in every place that a script, a step or a log can fill."""
     failure = Failure(type=text, message=text, traceback=text)
-    value = {text: text, "list": [{text: text}, {text: text}], "bars": {text: 1.0, text + "2": 2.0}}
+    value = {text: text, "list": [{text: text}, {text: text}], "loss": {text: 1.0, text + "2": 2.0}}
     first = node(text or "a", address="a/1", reason=text, version=text, doc=text, value=value, log="a/1/log.txt")
     second = node("b", address="b/1", upstream=("a/1",), arguments={text: text}, outcome="failed", failure=failure)
     return run(

@@ -24,6 +24,7 @@ from marin_core.web.lineage import render_lineage
 from marin_core.web.markup import Child, Markup, element, note
 from marin_core.web.overview import render_environment, render_failures, render_header, render_results
 from marin_core.web.steps import render_steps
+from marin_core.web.sweeps import render_sweeps
 from marin_core.web.timings import render_timings
 from marin_core.web.view import RunView
 
@@ -34,6 +35,7 @@ type Section = Callable[[RunView], Markup | None]
 _SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("failures", "What went wrong", render_failures),
     ("results", "Results", render_results),
+    ("sweep", "Sweep", render_sweeps),
     ("curves", "Curves", render_curves),
     ("lineage", "Lineage", render_lineage),
     ("timings", "Timings", render_timings),
@@ -86,7 +88,7 @@ def render_page(
     sections = [(name, title, _section(render, name, view)) for name, title, render in parts]
     links = [element("li", element("a", title, href=f"#{name}")) for name, title, section in sections if section]
     return document(
-        f"{record.script} · {record.status} · {record.run_id}",
+        f"{record.script} · {'plan' if view.planned else record.status} · {record.run_id}",
         above,
         top,
         element("nav", element("ul", links), aria_label="Sections"),

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -105,6 +105,84 @@ def test_steps_are_listed_with_their_state_and_found_by_a_part_of_their_address(
     shown = said(server, "/steps")
     assert shown.index("data/0123456789ab committed") < shown.index("train/ffffffffffff failed")
     assert "train/0123456789ab" not in said(server, "/steps?q=ffff")
+
+
+def test_steps_are_listed_by_their_arguments_and_found_by_those_and_by_their_state(server: Any) -> None:
+    shown = said(server, "/steps")
+    assert "train lr=0.5 train/0123456789ab committed" in shown
+    assert "train lr=0.25 train/ffffffffffff failed ValueError: loss is NaN" in shown
+    assert "committed documents 7" in shown
+    found = said(server, "/steps?q=train+lr=0.25")
+    assert "1 of 2 steps" in found or "1 of 3 steps" in found
+    failed = server.get("/steps?state=failed").text
+    assert "train/ffffffffffff" in failed
+    assert "data/0123456789ab" not in failed
+    assert 'value="failed" selected' in failed
+    assert "No step is listed" in said(server, "/steps?state=corrupt")
+    assert "train/ffffffffffff" in said(server, "/steps?state=nonsense")
+
+
+def test_a_failed_step_shows_its_traceback_arguments_and_upstream_at_once(server: Any) -> None:
+    html = server.get("/steps/train/ffffffffffff").text
+    shown = text_of(html)
+    assert (
+        shown.index("Traceback: line 12")
+        < shown.index("Arguments data")
+        < shown.index("lr 0.25")
+        < shown.index("Attempts")
+    )
+    assert html.count('href="/steps/data/0123456789ab"') == 2  # the argument, and what it was made from
+
+
+def test_a_step_that_was_collected_is_told_as_it_was(new_lab: Any, start: Any) -> None:
+    lab = new_lab()
+    step = lab.node("train", value={"loss": 1.5})
+    lab.run("20260601", step)
+    pointer = lab.prefix / step.address / "step.json"
+    stone = {"schema": 1, "step": json.loads(pointer.read_text()), "collected_at": 1_780_000_000.0, "reason": "old"}
+    lab.write(f"{step.address}/tombstone.json", json.dumps(stone))
+    pointer.unlink()
+    server = start(lab.prefix)
+    assert 'class="state outcome-collected"' in server.get("/steps").text
+    assert "collected by gc" in said(server, "/steps")
+    shown = said(server, f"/steps/{step.address}")
+    for each in ("collected", "was committed", "loss 1.5", "lr 0.5"):
+        assert each in shown
+
+
+def test_code_that_differs_is_named_by_unit_kind_and_the_steps_that_reach_it(new_lab: Any, start: Any) -> None:
+    lab = new_lab()
+    before = [lab.node("train", address=f"train/{i}", arguments={"i": i}) for i in range(5)]
+    lab.run("20260601", *before)
+    digests = replace(before[0].digests, code="9" * 64)
+    why = "code changed: constant flow:SCALE, helper flow:clean (new); code of the environment"
+    lab.run("20260602", *(replace(n, digests=digests, reason=why, decision="run") for n in before))
+    server = start(lab.prefix)
+    shown = said(server, "/diff?a=20260601&b=20260602")
+    assert "constant flow:SCALE changed train i=0, train i=1, train i=2 and 2 more" in shown
+    assert "helper flow:clean new train i=0" in shown
+    assert "bbbbbbbbbbbb" not in shown
+
+
+def test_a_value_that_one_run_lacks_is_one_difference_and_changed_inputs_are_named(new_lab: Any, start: Any) -> None:
+    lab = new_lab()
+    data, rows = lab.node("data"), [{"loss": i / 2} for i in range(50)]
+    train = lab.node("train", upstream=(data.address,), outcome="failed")
+    lab.run("20260601", data, train)
+    inputs = replace(data.digests, inputs="8" * 64)
+    made = replace(train, outcome="succeeded", value={"best": 1.5, "rows": rows}, digests=inputs)
+    lab.run("20260602", replace(data, output_digest="7" * 64), made)
+    shown = said(start(lab.prefix), "/diff?a=20260601&b=20260602")
+    assert "train value – best 1.5" in shown
+    assert "rows[0]" not in shown
+    assert "train data eeeeeeeeeeee 777777777777" in shown
+
+
+def test_differences_are_in_the_order_that_a_person_asks_and_decisions_are_folded(server: Any) -> None:
+    html = server.get(f"/diff?a={RUN}&b={OTHER}").text
+    titles = [html.index(f">{title}") for title in ("Config<", "Environment<", "Command<", "Decisions (")]
+    assert titles == sorted(titles)
+    assert '<details class="folded"><summary>Decisions (' in html
 
 
 def test_a_step_shows_its_record_attempts_and_lineage(server: Any) -> None:

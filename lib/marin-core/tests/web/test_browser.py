@@ -73,7 +73,7 @@ def with_probe(page: Path, script: str) -> Path:
 
 @pytest.mark.parametrize("protected", [True, False], ids=["with its policy", "without its policy"])
 def test_an_injected_script_does_not_run(tmp_path: Path, protected: bool) -> None:
-    value = {ATTACK: ATTACK, "list": [{ATTACK: ATTACK}, {ATTACK: 1}], "bars": {ATTACK: 1.0, "b": 2.0}}
+    value = {ATTACK: ATTACK, "list": [{ATTACK: ATTACK}, {ATTACK: 1}], "loss": {ATTACK: 1.0, "b": 2.0}}
     failure = Failure(type=ATTACK, message=ATTACK, traceback=ATTACK)
     first = node(ATTACK, address="a/1", reason=ATTACK, version=ATTACK, doc=ATTACK, value=value, log="log.txt")
     second = node("b", upstream=("a/1",), arguments={ATTACK: ATTACK}, outcome="failed", failure=failure)
@@ -158,3 +158,39 @@ def test_a_step_of_a_very_large_run_unfolds_when_it_is_opened(tmp_path: Path) ->
     last = document[document.index('<details id="s449"') :]
     assert '<p class="doc">Number 449 &lt;/script' in last
     assert "Number 448" not in document
+
+
+def test_a_table_sorts_by_a_heading_up_down_and_as_it_was_recorded(tmp_path: Path) -> None:
+    rows = [{"lr": 0.1, "size": "b"}, {"lr": 10, "size": "a"}, {"size": "c"}, {"lr": 2, "size": "a"}]
+    page = tmp_path / "page.html"
+    write_report(run(node("summary", value=rows)), str(tmp_path), str(page))
+    probe = """
+    const table = document.querySelector(".sortable");
+    const column = (at) => Array.from(table.tBodies[0].rows, (row) => row.cells[at].textContent).join(" ");
+    const [lr, size] = table.querySelectorAll("th button");
+    const seen = [column(0)];
+    for (const button of [lr, lr, lr, size]) { button.click(); seen.push(column(0), button.parentElement.ariaSort); }
+    document.body.dataset.seen = JSON.stringify(seen);
+    """
+    document, console = open_in_browser(with_probe(page, probe), tmp_path)
+    assert console == ""
+    found = re.search(r'data-seen="([^"]*)"', document)
+    assert found is not None
+    assert json.loads(found[1].replace("&quot;", '"')) == [
+        "0.1 10.0  2.0", "0.1 2.0 10.0 ", "ascending", "10.0 2.0 0.1 ", "descending", "0.1 10.0  2.0", None,
+        "10.0 2.0 0.1 ", "ascending",
+    ]  # fmt: skip
+
+
+def test_a_graph_wider_than_the_page_opens_at_what_failed(tmp_path: Path) -> None:
+    nodes = [node(f"part-{i:02d}", outcome="failed" if i == 39 else "succeeded") for i in range(40)]
+    page = tmp_path / "page.html"
+    write_report(run(*nodes, status="failed"), str(tmp_path), str(page))
+    probe = """
+    const view = document.querySelector(".graph").getBoundingClientRect();
+    const box = document.querySelector(".box.outcome-failed rect").getBoundingClientRect();
+    document.body.dataset.seen = String(box.left >= view.left && box.right <= view.right);
+    """
+    document, console = open_in_browser(with_probe(page, probe), tmp_path)
+    assert console == ""
+    assert 'data-seen="true"' in document

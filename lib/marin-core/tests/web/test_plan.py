@@ -30,10 +30,12 @@ def test_a_plan_is_drawn_with_what_is_reused_and_what_would_run(
     graph = lower(flow.count(source, factor="2"))
     page = render_plan(graph, graph.plan(prefix), script="job.py", prefix=prefix, at=0.0)
     assert page.startswith("<!doctype html>")
-    assert "reuse: up to date" in page
-    assert "run: recipe is new: factor: &#x27;1&#x27; -&gt; &#x27;2&#x27;" in page
-    assert "2: 1 reuse, 1 run" in page
+    assert "<title>job.py · plan · " in page
+    assert ">up to date<" in page
+    assert ">recipe is new: factor: &#x27;1&#x27; -&gt; &#x27;2&#x27;<" in page
+    assert "2: 1 up to date, 1 would run" in page
     assert ">1 would run<" in page
+    assert ">reused<" not in page
     assert ">would run<" in page
     assert ">pending<" not in page
     assert page.count('class="edge"') == 1

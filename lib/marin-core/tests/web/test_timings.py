@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marin_core.records import NodeRecord, RunRecord
 from marin_core.web.files import PrefixFiles
-from marin_core.web.timings import Interval, lanes, longest_chain, render_timings
+from marin_core.web.timings import Interval, bar_name, lanes, longest_chain, render_timings
 from marin_core.web.view import RunView
 
 START = 1_780_000_000.0
@@ -93,3 +93,10 @@ def test_nothing_ran_nothing_is_drawn(tmp_path: Path) -> None:
     run = view(tmp_path, ("a", 0, 1))
     reused = dataclasses.replace(run.record.nodes[0], outcome="reused")
     assert render_timings(RunView.of(dataclasses.replace(run.record, nodes=(reused,)), run.files)) is None
+
+
+def test_a_name_stands_in_its_bar_only_where_it_fits_and_on_a_telephone_only_where_it_fits_there() -> None:
+    assert bar_name("train lr=0.003", "train", share=0.9) == '<text x="5" y="12">train lr=0.003</text>'
+    assert bar_name("train lr=0.003", "train", share=0.2) == '<text x="5" y="12" class="wide">train lr=0.003</text>'
+    assert bar_name("train lr=0.003", "train", share=0.06) == '<text x="5" y="12" class="wide">train</text>'
+    assert bar_name("train lr=0.003", "train", share=0.02) is None

@@ -42,8 +42,10 @@ class Pages:
 
     def steps(self, request: "Request") -> "Response":
         """All steps."""
-        query = request.query_params.get("q", "")
-        return self._page(lambda: listings.steps_page(self.catalogue, query=query, number=_number(request)))
+        query, wanted = (request.query_params.get(name, "") for name in ("q", "state"))
+        return self._page(
+            lambda: listings.steps_page(self.catalogue, query=query, wanted=wanted, number=_number(request))
+        )
 
     def run(self, request: "Request") -> "Response":
         """One run, as its report shows it."""

@@ -6,6 +6,7 @@ hundred runs must not parse a hundred large records at every request, so what a 
 being looked at. What time alone can change (a driver that dies) is asked anew.
 """
 
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -19,11 +20,16 @@ from marin_core.reading import catalogue, states
 from marin_core.reading.catalogue import Unreadable
 from marin_core.reading.heads import RunHead, head_of, live_status, run_key
 from marin_core.web.files import PrefixFiles, UnreadableFileError
+from marin_core.web.sweeps import parameters
+from marin_core.web.values import in_words
 from marin_core.web.view import RunView, outcome_class
 
 _MAX_RECORD_BYTES = 256_000_000
+_MAX_ARGUMENTS = 160
 _KEPT_VIEWS = 3
 _KEPT_SUMMARIES = 2000
+_LABELLED_RUNS = 20
+"""The newest runs, by whose arguments steps are searched; others are told by their own records."""
 _FRESH_SECONDS = 2.0
 _FRESH_SHARE = 10
 """How long a list of all addresses stands in for another walk through the prefix: so many seconds, or so many times
@@ -40,6 +46,8 @@ class RunSummary:
     """Address -> outcome."""
     downstream: dict[str, tuple[str, ...]]
     """Address -> addresses of the steps made from it."""
+    arguments: dict[str, str]
+    """Address -> the literal arguments in one line, of the steps that were given any."""
 
     @classmethod
     def of(cls, run_id: str, data: dict[str, Any]) -> "RunSummary | Unreadable":
@@ -55,6 +63,9 @@ class RunSummary:
             driver=data.get("driver") or {},
             nodes={node["address"]: outcome_class(node["outcome"]) for node in data["nodes"]},
             downstream={address: tuple(found) for address, found in downstream.items()},
+            arguments={
+                node["address"]: sys.intern(said) for node in data["nodes"] if (said := arguments_of(node["arguments"]))
+            },
         )
 
     def now(self) -> "RunSummary":
@@ -125,6 +136,14 @@ class Catalogue(catalogue.Catalogue):
 
         found = self._summaries.get(run_id, self._version(run_key(run_id)), read)
         return found.now() if isinstance(found, RunSummary) else found
+
+    def labels(self) -> dict[str, str]:
+        """Address -> arguments of the steps of the newest runs, in one line."""
+        found: dict[str, str] = {}
+        for summary in self.summaries(most=_LABELLED_RUNS):
+            for address, said in summary.arguments.items():
+                found.setdefault(address, said)
+        return found
 
     def summaries(self, *, most: int) -> list[RunSummary]:
         """The newest runs that can be read."""
@@ -197,6 +216,14 @@ class _Kept:
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         return made
+
+
+def arguments_of(given: dict[str, Any]) -> str:
+    """Literal arguments in one line, as the call has them."""
+    flat = parameters([given, {}])
+    said = [f"{name}={in_words('', value)}" for name, (value, _) in flat.items()]
+    text = ", ".join(said)
+    return text if len(text) <= _MAX_ARGUMENTS else f"{text[: _MAX_ARGUMENTS - 1]}…"
 
 
 def matching(names: Sequence[str], query: str) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from marin_core.quantities import format_bytes, format_count, format_seconds, format_time
+from marin_core.reading.catalogue import Unreadable
 from marin_core.reasons import flatten
 from marin_core.records import AttemptRecord, StepRecord
 from marin_core.server.catalogue import Catalogue, RunSummary
@@ -31,12 +32,14 @@ _MAX_LINKS = 60
 _MAX_RUNS = 30
 _MAX_ATTEMPTS = 100
 _MAX_LEAVES = 400
+_LAST_LINES = 20
+_LAST_BYTES = 8_000
 _LOG_BYTES = 256_000
 _LOG_LINES = 2000
 
 
 def step_page(catalogue: Catalogue, address: str) -> Markup:
-    """What is committed at an address, every attempt at it, and what it was made from.
+    """What is committed at an address, what the last attempt failed of, every attempt, and what it was made from.
 
     Raises:
         UnreadableFileError: there is nothing at the address, or it leads outside the prefix.
@@ -45,25 +48,85 @@ def step_page(catalogue: Catalogue, address: str) -> Markup:
     if record is None and not attempts:
         raise UnreadableFileError(f"there is no step {address}")
     found = catalogue.state(address)
-    parts: list[Child] = [note(found.note)] if found.note else []
+    last = catalogue.attempt(address, max(attempts)) if attempts else None
+    failure = _failed(catalogue, last) if isinstance(last, AttemptRecord) and last.failure is not None else None
+    parts: list[Child] = [note(found.note)] if found.note and failure is None else []
     word = found.state
     if isinstance(record, StepRecord):
-        parts += _committed(record, address)
+        parts += [failure, *_committed(record, address)]
     elif record is not None:
         word = unreadable_word(record)
         parts = [note(str(record))]
+    elif (before := catalogue.remembered(address)) is not None:
+        parts += [failure, *_remembered(before)]
+    else:
+        parts += [failure, _asked(catalogue, last)]
+    known = record if isinstance(record, StepRecord) else catalogue.remembered(address)
     return page(
         address,
         *parts,
         section("Attempts", _attempts(catalogue, address, attempts, committed=getattr(record, "attempt", None))),
-        _lineage(catalogue, address, record if isinstance(record, StepRecord) else None),
+        _lineage(catalogue, address, known),
         prefix=catalogue.url,
         heading=fragment(element("h1", address), element("p", state(word))),
     )
 
 
-def _committed(record: StepRecord, address: str) -> list[Child]:
+def _failed(catalogue: Catalogue, attempt: AttemptRecord) -> Markup | None:
+    """What the last attempt at a step raised, and the last that it printed."""
+    if attempt.failure is None:
+        return None
+    link = element("a", f"attempt {attempt.attempt}", href=attempt_url(attempt.address, attempt.attempt))
+    try:
+        text = clean_log(catalogue.files().tail(attempt.log, max_bytes=_LAST_BYTES), max_lines=_LAST_LINES)
+    except UnreadableFileError:
+        text = ""
+    return element(
+        "section",
+        element("h2", "What went wrong"),
+        render_failure(attempt.failure),
+        fragment(element("h4", "The last it printed"), element("pre", text, tabindex=0)) if text else None,
+        note(link, ", all of its log and its files"),
+        class_="failures failed",
+    )
+
+
+def _asked(catalogue: Catalogue, last: AttemptRecord | Unreadable | None) -> Child:
+    """What a step was given that never came to be committed, by the run that tried it last."""
+    run = catalogue.run_data(last.run_id) if isinstance(last, AttemptRecord) else None
+    nodes = run.get("nodes") if isinstance(run, dict) else None
+    node = next((n for n in nodes or () if isinstance(last, AttemptRecord) and n.get("address") == last.address), None)
+    if node is None or not node.get("arguments"):
+        return None
+    links = {up: step_url(up) for up in node.get("upstream", ())}
+    return section("Arguments", render_value(node["arguments"], links=links))
+
+
+def _remembered(record: StepRecord) -> list[Child]:
+    """What was committed before it was collected."""
+    facts = [
+        ("was committed", format_time(record.committed_at)),
+        ("took", format_seconds(record.seconds)),
+        ("output", f"{format_count(len(record.files), 'file')}, {format_bytes(record.num_bytes)}"),
+        ("digests", digests(record.digests, output=record.output_digest)),
+    ]
+    return [
+        fields(facts),
+        section("Value", render_value(record.value, name=record.name)) if record.value is not None else None,
+        _recipe(record),
+    ]
+
+
+def _recipe(record: StepRecord) -> Markup:
     leaves = list(_leaves(record.recipe).items())
+    return section(
+        "Recipe",
+        fields((name, element("code", value)) for name, value in leaves[:_MAX_LEAVES]),
+        note(format_count(len(leaves) - _MAX_LEAVES, "more argument")) if len(leaves) > _MAX_LEAVES else None,
+    )
+
+
+def _committed(record: StepRecord, address: str) -> list[Child]:
     out = f"{address}/attempts/{record.attempt}/out"
     facts = [
         ("name", record.name),
@@ -79,11 +142,7 @@ def _committed(record: StepRecord, address: str) -> list[Child]:
         fields(facts),
         section("Value", render_value(record.value, name=record.name)) if record.value is not None else None,
         section("Files", _files(listed, directory=out)) if listed else None,
-        section(
-            "Recipe",
-            fields((name, element("code", value)) for name, value in leaves[:_MAX_LEAVES]),
-            note(format_count(len(leaves) - _MAX_LEAVES, "more argument")) if len(leaves) > _MAX_LEAVES else None,
-        ),
+        _recipe(record),
         section("Code", _units(record.code)) if record.code else None,
     ]
 
@@ -140,7 +199,8 @@ def _lineage(catalogue: Catalogue, address: str, record: StepRecord | None) -> M
         (
             "made from",
             joined(
-                [element("a", up, href=step_url(up)) for up in (record.upstream if record else ())], most=_MAX_LINKS
+                [element("a", up, href=step_url(up)) for up in (record.upstream if record else _given(runs, address))],
+                most=_MAX_LINKS,
             ),
         ),
         ("went into", joined([element("a", below, href=step_url(below)) for below in downstream], most=_MAX_LINKS)),
@@ -148,6 +208,11 @@ def _lineage(catalogue: Catalogue, address: str, record: StepRecord | None) -> M
     ]
     shown = [(name, body) for name, body in rows if body is not None]
     return section("Lineage", fields(shown) if shown else note("Nothing is recorded of it."))
+
+
+def _given(runs: Sequence[RunSummary], address: str) -> list[str]:
+    """What a step would be made from, by the newest run that asked for it."""
+    return [up for up, below in runs[0].downstream.items() if address in below] if runs else []
 
 
 def _run_link(run: RunSummary, address: str) -> Markup:

@@ -85,23 +85,28 @@ def digests(found: Digests, *, output: str | None = None) -> Markup:
     return element("span", buttons, class_="labelled")
 
 
-def search(place: str, *, query: str, what: str) -> Markup:
-    """A field that asks the same listing again."""
+def search(place: str, *, query: str, what: str, choices: Sequence[str] = (), chosen: str = "") -> Markup:
+    """A field that asks the same listing again; with `choices`, also for those in one state alone."""
     field = element("input", type="search", name="q", value=query, placeholder=what, aria_label=f"Filter by {what}")
+    options = [element("option", word, value=word, selected=word == chosen) for word in choices]
+    states = element("select", element("option", "any state", value=""), options, name="state", aria_label="State")
     button = element("button", "Filter")
-    clear = element("a", "clear", href=place) if query else None
-    return element("form", field, button, clear, action=place, method="get", class_="search")
+    clear = element("a", "clear", href=place) if query or chosen else None
+    return element(
+        "form", field, states if choices else None, button, clear, action=place, method="get", class_="search"
+    )
 
 
-def pager(place: str, *, query: str, number: int, size: int, total: int) -> Markup | None:
+def pager(place: str, *, query: str, number: int, size: int, total: int, state: str = "") -> Markup | None:
     """Which part of a listing this is, with links to the parts beside it; None where it is all on one page."""
     last = max(1, -(-total // size))
     if last == 1:
         return None
-    before = element(
-        "a", "newer" if place == RUNS else "previous", href=search_url(place, query=query, number=number - 1)
+    words = ("newer", "older") if place == RUNS else ("previous", "next")
+    before, after = (
+        element("a", word, href=search_url(place, query=query, state=state, number=at))
+        for word, at in zip(words, (number - 1, number + 1), strict=True)
     )
-    after = element("a", "older" if place == RUNS else "next", href=search_url(place, query=query, number=number + 1))
     return element(
         "p",
         before if number > 1 else None,

@@ -4,18 +4,27 @@ A page of a listing reads the records that it shows and no others; a filter over
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from marin_core.errors import NewerRecordError
-from marin_core.quantities import format_bytes, format_seconds, format_time
+from marin_core.quantities import format_bytes, format_count, format_seconds, format_time, label
 from marin_core.reading.catalogue import Unreadable
 from marin_core.reading.heads import RunHead
+from marin_core.reading.states import STATES, StepState
+from marin_core.reasons import flatten
+from marin_core.records import StepRecord
 from marin_core.server.catalogue import Catalogue, RunSummary, matching
 from marin_core.server.frames import count, page, pager, search, state, table
 from marin_core.web.links import DIFF, RUNS, STEPS, diff_url, run_url, step_url
 from marin_core.web.markup import Markup, element, note
+from marin_core.web.values import figures, in_words
 
 PAGE = 50
+_MOST_JUDGED = 5000
+"""Steps whose state is asked for when only those of one state are wanted."""
+_MAX_FIGURES = 3
+_MAX_LINE = 160
 
 
 def runs_page(catalogue: Catalogue, *, query: str, number: int) -> Markup:
@@ -81,49 +90,95 @@ def _took(head: RunHead) -> str:
     return f"{format_seconds(max(0.0, time.time() - head.started_at))} so far" if head.status == "running" else "–"
 
 
-def steps_page(catalogue: Catalogue, *, query: str, number: int) -> Markup:
+def steps_page(catalogue: Catalogue, *, query: str, wanted: str, number: int) -> Markup:
     """The listing of steps.
 
     Args:
         catalogue: the prefix.
-        query: words that an address must contain.
+        query: words that an address, or the arguments behind it, must contain.
+        wanted: the state that they must be in; empty for any.
         number: the page, from 1.
     """
-    addresses = catalogue.addresses
-    found = matching(addresses, query)
+    addresses, arguments = catalogue.addresses, catalogue.labels()
+    described = {f"{address} {arguments.get(address, '')}": address for address in addresses}
+    found = [described[text] for text in matching(list(described), query)]
     start = PAGE * (number - 1)
-    rows = [_step_row(catalogue, address) for address in found[start : start + PAGE]]
-    titles = ("step", "state", "committed", "took", "files", "size")
+    states, remark = {}, None
+    if wanted in STATES:
+        remark = note(f"Only the first {_MOST_JUDGED:,} are looked at.") if len(found) > _MOST_JUDGED else None
+        states = catalogue.each(catalogue.state, found[:_MOST_JUDGED])
+        found = [address for address, state in states.items() if state.state == wanted]
+    shown = found[start : start + PAGE]
+    states = {a: states[a] for a in shown} if states else catalogue.each(catalogue.state, shown)
+    rows = [_step_row(catalogue, states[address], arguments.get(address)) for address in shown]
+    titles = ("step", "state", "value", "committed", "took", "size")
     return page(
         "Steps",
-        search(STEPS, query=query, what="any part of an address"),
+        search(STEPS, query=query, what="address or arguments", choices=STATES, chosen=wanted),
         count(len(found), len(addresses), "step"),
-        table(titles, rows, numbers=("took", "files", "size"), is_wide=True)
-        if rows
-        else note("No step is listed here."),
-        pager(STEPS, query=query, number=number, size=PAGE, total=len(found)),
+        remark,
+        table(titles, rows, numbers=("took", "size"), is_wide=True) if rows else note("No step is listed here."),
+        pager(STEPS, query=query, state=wanted, number=number, size=PAGE, total=len(found)),
         prefix=catalogue.url,
         here=STEPS,
     )
 
 
-def _step_row(catalogue: Catalogue, address: str) -> Markup:
-    found = catalogue.state(address)
-    link, commit = element("a", address, href=step_url(address)), found.commit
-    said = element(
-        "td", state(found.state), element("small", found.note) if found.note else None, colspan=None if commit else 5
+def _step_row(catalogue: Catalogue, found: StepState, arguments: str | None) -> Markup:
+    name = found.address.rpartition("/")[0]
+    commit = found.commit
+    if arguments is None and isinstance(record := catalogue.remembered(found.address), StepRecord):
+        arguments = recipe_words(record)
+    link = element(
+        "td",
+        element("a", element("b", name), f" {arguments}" if arguments else None, href=step_url(found.address)),
+        element("small", element("code", found.address)),
     )
+    remark = element("small", _one_line(found.note)) if found.note else None
     if commit is None:
-        return element("tr", element("td", link), said)
+        return element("tr", link, element("td", state(found.state), remark, colspan=5))
+    size = element("small", format_count(commit.num_files, "file")) if commit.num_files else None
     return element(
         "tr",
-        element("td", link),
-        said,
+        link,
+        element("td", state(found.state), remark),
+        element("td", headline(commit.value, given=arguments or "")),
         element("td", format_time(commit.committed_at), class_="when"),
         element("td", format_seconds(commit.seconds), class_="number"),
-        element("td", f"{commit.num_files:,}", class_="number"),
-        element("td", format_bytes(commit.num_bytes), class_="number"),
+        element("td", format_bytes(commit.num_bytes) if commit.num_files else "–", size, class_="number"),
     )
+
+
+def headline(value: Any, *, given: str = "") -> str:
+    """The first figures of a recorded value, or how much it is, in a few words; not what was given as an argument."""
+    if isinstance(value, Mapping):
+        inner = [(f"{k} {n}", v) for k, found in value.items() if isinstance(found, Mapping) for n, v in figures(found)]
+        told = [(k, in_words(k, v)) for k, v in figures(value) or inner]
+        news = [(k, said) for k, said in told if f"{k}={said}" not in given.split(", ")]
+        said = ", ".join(f"{label(k)} {said}" for k, said in news[:_MAX_FIGURES])
+        return said or ", ".join(map(str, list(value)[:_MAX_FIGURES]))
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value):,}"
+    return "" if value is None else _one_line(in_words("", value))
+
+
+def recipe_words(record: StepRecord) -> str:
+    """The literal arguments of a committed step in one line; empty where its recipe cannot be read."""
+    try:
+        leaves = flatten(record.recipe)
+    except (AttributeError, TypeError, ValueError, IndexError):
+        return ""
+    said = [
+        f"{k}={v}"
+        for k, v in leaves.items()
+        if k not in ("function", "version") and not v.startswith(("step ", "type("))
+    ]
+    return _one_line(", ".join(said))
+
+
+def _one_line(text: str) -> str:
+    line = text.partition("\n")[0]
+    return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 1]}…"
 
 
 def _unreadable_row(link: Markup, error: Unreadable, *, columns: int) -> Markup:

@@ -23,6 +23,8 @@ _STRETCH = 1000
 
 
 _LARGEST = 1e100
+_MAX_KEYS = 6
+"""Lines that colours tell apart; of more, the readout names the one under the pointer."""
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -80,7 +82,7 @@ def line_chart(title: str, series: Sequence[Series], *, x_label: str, large: boo
 
     Args:
         title: name of the quantity; it heads the chart and states the unit (see `quantities`).
-        series: at most six are told apart by colour.
+        series: six are told apart by colour; of more, the one under the pointer is named.
         x_label: name of the horizontal axis.
         large: full width and taller, for the one that matters most.
     """
@@ -225,7 +227,7 @@ def _rounded(points: Sequence[tuple[float, float | None]]) -> list[list[float | 
 def _caption(title: str, lines: Sequence[tuple[str, Sequence[tuple[float, float | None]]]]) -> Markup:
     legend = (
         [element("span", name, class_=f"key series-{index % 6}") for index, (name, _) in enumerate(lines)]
-        if len(lines) > 1
+        if 1 < len(lines) <= _MAX_KEYS
         else None
     )
     readout = element("output", _last(title, lines), class_="readout")

@@ -2,14 +2,16 @@
 
 The format is the least that a training loop can write: one JSON object a line. Its numbers are columns; the column
 ``step``, where there is one, is the horizontal axis; ``loss`` comes first and large. Files of several steps (a sweep)
-are laid over one another column by column, which is how one compares runs. A column that never changes is a setting
+are laid over one another column by column, which is how one compares runs: all files where they are few, else those of
+one name. A column that never changes is a setting
 and is said in a line of text rather than drawn. Lines that do not parse are counted, never fatal.
 """
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marin_core.quantities import format_count, format_quantity, is_number
@@ -36,6 +38,8 @@ class Metrics:
     xs: tuple[float, ...]
     columns: dict[str, tuple[float | None, ...]]
     num_unreadable: int
+    step: str = ""
+    """Name of the step whose file it is."""
 
     def varying(self) -> list[str]:
         return [name for name in self.columns if len(self._seen(name)) > 1]
@@ -82,15 +86,24 @@ def render_curves(view: RunView) -> Markup | None:
     metrics, remarks = _collect(view)
     if not metrics and not remarks:
         return None
-    overlaid = len(metrics) <= _MAX_OVERLAID and len({m.axis for m in metrics}) == 1
-    groups = [metrics] if overlaid else [[m] for m in metrics]
+    groups = _together(metrics)
     return element(
         "section",
         element("h2", "Curves"),
-        [_charts(group, titled=not overlaid or len(metrics) == 1) for group in groups if group],
+        [_charts(group, title=title if len(groups) > 1 or len(metrics) == 1 else None) for title, group in groups],
         [note(remark) for remark in remarks],
         id="curves",
     )
+
+
+def _together(metrics: list[Metrics]) -> list[tuple[str, list[Metrics]]]:
+    """The files whose lines share charts: all of them where they are few, else those of the steps of one name."""
+    if len(metrics) <= _MAX_OVERLAID and len({m.axis for m in metrics}) == 1:
+        return [(metrics[0].label, metrics)] if metrics else []
+    named: dict[tuple[str, str], list[Metrics]] = defaultdict(list)
+    for each in metrics:
+        named[each.step, each.axis].append(each)
+    return [(group[0].label if len(group) == 1 else step, group) for (step, _), group in named.items()]
 
 
 def _collect(view: RunView) -> tuple[list[Metrics], list[str]]:
@@ -111,7 +124,7 @@ def _collect(view: RunView) -> tuple[list[Metrics], list[str]]:
         except UnreadableFileError as e:
             remarks.append(str(e))
             continue
-        metrics = parse_metrics(text, label=label)
+        metrics = replace(parse_metrics(text, label=label), step=view.record.nodes[i].name)
         if metrics.num_unreadable:
             skipped = format_count(metrics.num_unreadable, "line")
             remarks.append(f"{label}: skipped {skipped} of {path}, which should be JSON objects")
@@ -124,7 +137,7 @@ def _collect(view: RunView) -> tuple[list[Metrics], list[str]]:
     return found, remarks
 
 
-def _charts(group: list[Metrics], *, titled: bool) -> Markup:
+def _charts(group: list[Metrics], *, title: str | None) -> Markup:
     """The charts of files that share axes: one a column, the loss first."""
     names = dict.fromkeys(name for metrics in group for name in metrics.varying())
     ordered = sorted(names, key=lambda name: name != _FIRST)
@@ -140,9 +153,9 @@ def _charts(group: list[Metrics], *, titled: bool) -> Markup:
     left_out = len(ordered) - len(charts)
     return element(
         "div",
-        element("h3", group[0].label) if titled else None,
+        element("h3", title) if title else None,
         element("div", charts, class_="charts"),
-        [_constants(m, named=not titled) for m in group],
+        [_constants(m, named=len(group) > 1) for m in group],
         note(f"Not drawn: {format_count(left_out, 'more column')}.") if left_out > 0 else None,
         _gaps(group),
     )

@@ -142,6 +142,17 @@ class PrefixFiles:
         _, data = self._range(path, start=-max_bytes, stop=None)
         return self._charged(path, data)
 
+    def tail_each(self, paths: Iterable[str], *, max_bytes: int) -> "list[bytes]":
+        """`tail` of each file, side by side where each is a journey; empty for one that cannot be read."""
+
+        def look(path: str) -> bytes:
+            try:
+                return self.tail(path, max_bytes=max_bytes)
+            except UnreadableFileError:
+                return b""
+
+        return side_by_side(self._store, look, paths)
+
     def _charged(self, path: str, data: bytes) -> bytes:
         if len(data) > self._remaining:
             raise UnreadableFileError(f"{path}: left out, this page is large enough already")

@@ -1,8 +1,9 @@
 """The lineage graph: what was made from what, drawn.
 
 Boxes are links to the steps' rows and carry the numbers of their upstreams, from which the page's script lights up
-ancestors; without script it is still a drawing with links. A graph too large to read is drawn by step name, one box
-for all the steps of a name.
+ancestors; without script it is still a drawing with links. Equal steps are one box (`folding`), and a graph that is too
+large even so is drawn by step name, one box for all the steps of a name. The script opens the view where a step failed,
+or else where the targets are.
 """
 
 from collections import Counter, defaultdict
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import NodeRecord
+from marin_core.web.folding import fold
 from marin_core.web.layout import Point, lay_out
 from marin_core.web.markup import Markup, element, fragment, note
 from marin_core.web.view import COMMITTED, FAILED, RunView, outcome_class
@@ -18,6 +20,7 @@ from marin_core.web.view import COMMITTED, FAILED, RunView, outcome_class
 MAX_DRAWN = 400
 _MAX_EDGES = 2500
 _MAX_NAMES = 40
+_MAX_TITLED = 24
 _MAX_CHARACTERS = 26
 _CHARACTER_WIDTH = 7.7
 _PADDING = 30.0
@@ -30,12 +33,13 @@ _TROUBLE = (*FAILED, "blocked", "running", "pending")
 def render_lineage(view: RunView) -> Markup:
     """The section: the drawing of every step, or of every name with a table of their outcomes."""
     nodes = view.record.nodes
-    boxes, edges, rest = _boxes(view), list(view.edges), _legend(view)
-    if len(nodes) > MAX_DRAWN or len(view.edges) > _MAX_EDGES:
+    (boxes, edges), rest = _boxes(view), _legend(view)
+    if len(boxes) > MAX_DRAWN or len(edges) > _MAX_EDGES:
         boxes, edges = _by_name(view)
         rest = _summary(view)
     is_drawn = len(boxes) <= MAX_DRAWN and len(edges) <= _MAX_EDGES
-    graph = _drawing(boxes, edges) if is_drawn and nodes else None
+    focus = _focus(view, boxes)
+    graph = _drawing(boxes, edges, focus=focus) if is_drawn and nodes else None
     return element(
         "section",
         element("h2", "Lineage"),
@@ -59,21 +63,46 @@ class _Box:
 
     @property
     def width(self) -> float:
-        return max(len(_short(self.name)), 0.88 * len(self.second)) * _CHARACTER_WIDTH + _PADDING
+        return max(len(self.name), 0.88 * len(self.second)) * _CHARACTER_WIDTH + _PADDING
 
 
-def _boxes(view: RunView) -> list[_Box]:
-    """A box for every step."""
-    return [
-        _Box(
-            name=node.name,
-            second=_second_line(view, node, apart),
-            title=f"{node.address}\n{view.word(node.outcome)}: {node.reason}",
-            outcome=outcome_class(node.outcome),
-            target=i,
-        )
-        for i, (node, apart) in enumerate(zip(view.record.nodes, view.distinctions, strict=True))
-    ]
+def _boxes(view: RunView) -> tuple[list[_Box], list[tuple[int, int]]]:
+    """A box for every step, or for all that are equal."""
+    folded = fold(view.record.nodes, view.edges)
+    box_of = {i: rank for rank, members in enumerate(folded) for i in members}
+    edges = sorted({(box_of[a], box_of[b]) for a, b in view.edges})
+    boxes = [_single(view, members[0]) if len(members) == 1 else _several(view, members) for members in folded]
+    return boxes, edges
+
+
+def _single(view: RunView, index: int) -> _Box:
+    node = view.record.nodes[index]
+    word = view.word(node.outcome)
+    return _Box(
+        name=_short(node.name),
+        second=_second_line(view, node, view.distinctions[index]),
+        title=f"{node.address}\n{node.reason if node.reason.startswith(word) else f'{word}: {node.reason}'}",
+        outcome=outcome_class(node.outcome),
+        target=index,
+    )
+
+
+def _several(view: RunView, members: Sequence[int]) -> _Box:
+    name = view.record.nodes[members[0]].name
+    worst, said, target = _together(view, members)
+    took = sum(view.record.nodes[i].seconds or 0.0 for i in members)
+    second = f"{said} · {format_seconds(took)}" if worst in COMMITTED and not view.planned else said
+    listed = [view.label(i) for i in members[:_MAX_TITLED]]
+    more = [f"and {len(members) - _MAX_TITLED:,} more"] if len(members) > _MAX_TITLED else []
+    return _Box(f"{_short(name)} ×{len(members):,}", second, "\n".join([*listed, *more]), worst, target)
+
+
+def _together(view: RunView, members: Sequence[int]) -> tuple[str, str, int]:
+    """The gravest outcome of some steps, all their outcomes in words, and the first that has the gravest."""
+    outcomes = Counter(outcome_class(view.record.nodes[i].outcome) for i in members)
+    worst = next((o for o in _TROUBLE if o in outcomes), outcomes.most_common(1)[0][0])
+    said = ", ".join(f"{count:,} {view.word(outcome)}" for outcome, count in outcomes.most_common())
+    return worst, said, next(i for i in members if outcome_class(view.record.nodes[i].outcome) == worst)
 
 
 def _by_name(view: RunView) -> tuple[list[_Box], list[tuple[int, int]]]:
@@ -89,15 +118,19 @@ def _by_name(view: RunView) -> tuple[list[_Box], list[tuple[int, int]]]:
     edges = sorted({(rank_of[a], rank_of[b]) for a, b in view.edges if rank_of[a] < rank_of[b]})
     boxes = []
     for name, indices in members.items():
-        outcomes = Counter(outcome_class(view.record.nodes[i].outcome) for i in indices)
-        worst = next((o for o in _TROUBLE if o in outcomes), outcomes.most_common(1)[0][0])
-        said = ", ".join(f"{count:,} {view.word(outcome)}" for outcome, count in outcomes.most_common())
-        target = next(i for i in indices if outcome_class(view.record.nodes[i].outcome) == worst)
-        boxes.append(_Box(name, format_count(len(indices), "step"), f"{name}\n{said}", worst, target))
+        worst, said, target = _together(view, indices)
+        boxes.append(_Box(_short(name), format_count(len(indices), "step"), f"{name}\n{said}", worst, target))
     return boxes, edges
 
 
-def _drawing(boxes: Sequence[_Box], edges: Sequence[tuple[int, int]]) -> Markup:
+def _focus(view: RunView, boxes: Sequence[_Box]) -> int:
+    """The box that the view opens at: the first that failed, else the first target's, else the last."""
+    failed = (rank for rank, box in enumerate(boxes) if box.outcome in FAILED)
+    wanted = (rank for rank, box in enumerate(boxes) if box.target in view.targets[:1])
+    return next(failed, next(wanted, len(boxes) - 1))
+
+
+def _drawing(boxes: Sequence[_Box], edges: Sequence[tuple[int, int]], *, focus: int) -> Markup:
     upstream: list[list[int]] = [[] for _ in boxes]
     for a, b in edges:
         upstream[b].append(a)
@@ -107,7 +140,7 @@ def _drawing(boxes: Sequence[_Box], edges: Sequence[tuple[int, int]]) -> Markup:
         for (a, b), route in zip(edges, layout.routes, strict=True)
     ]
     drawn = [
-        _box(box, index=i, center=center, upstream=upstream[i])
+        _box(box, index=i, center=center, upstream=upstream[i], is_focus=i == focus)
         for i, (box, center) in enumerate(zip(boxes, layout.centers, strict=True))
     ]
     width, height = layout.width + 2 * _MARGIN, layout.height
@@ -121,19 +154,20 @@ def _drawing(boxes: Sequence[_Box], edges: Sequence[tuple[int, int]]) -> Markup:
     )
 
 
-def _box(box: _Box, *, index: int, center: Point, upstream: Sequence[int]) -> Markup:
+def _box(box: _Box, *, index: int, center: Point, upstream: Sequence[int], is_focus: bool) -> Markup:
     left, top = center[0] - box.width / 2, center[1] - _BOX_HEIGHT / 2
     return element(
         "a",
         element("title", box.title),
         element("rect", x=f"{left:.1f}", y=f"{top:.1f}", width=f"{box.width:.1f}", height=_BOX_HEIGHT, rx=5),
         element("circle", cx=f"{left + 13:.1f}", cy=f"{top + 15:.1f}", r=4),
-        element("text", _short(box.name), x=f"{left + 23:.1f}", y=f"{top + 19:.1f}"),
+        element("text", box.name, x=f"{left + 23:.1f}", y=f"{top + 19:.1f}"),
         element("text", box.second, x=f"{left + 23:.1f}", y=f"{top + 35:.1f}", class_="second"),
         href=f"#s{box.target}",
         class_=f"box outcome-{box.outcome}",
         data_index=index,
         data_upstream=" ".join(map(str, upstream)),
+        data_focus=is_focus,
     )
 
 
@@ -194,6 +228,5 @@ def _short(name: str) -> str:
 def _second_line(view: RunView, node: NodeRecord, distinction: str) -> str:
     done = node.outcome in COMMITTED
     size = format_bytes(node.num_bytes) if done and node.num_files and not distinction else ""
-    return " · ".join(
-        filter(None, [distinction, format_seconds(node.seconds) if done else view.word(node.outcome), size])
-    )
+    took = format_seconds(node.seconds) if node.seconds is not None else "adopted" if node.attempt is None else ""
+    return " · ".join(filter(None, [distinction, took if done else view.word(node.outcome), size]))

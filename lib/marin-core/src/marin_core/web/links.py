@@ -61,7 +61,9 @@ def diff_url(a: str, b: str) -> str:
     return f"{DIFF}?{urlencode({'a': a, 'b': b})}"
 
 
-def search_url(page: str, *, query: str, number: int) -> str:
+def search_url(page: str, *, query: str, number: int, state: str = "") -> str:
     """A listing, filtered, at one of its pages."""
-    wanted = {name: value for name, value in (("q", query), ("page", number if number > 1 else "")) if value}
+    wanted = {
+        name: value for name, value in (("q", query), ("state", state), ("page", number if number > 1 else "")) if value
+    }
     return f"{page}?{urlencode(wanted)}" if wanted else page

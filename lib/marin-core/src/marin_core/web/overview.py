@@ -9,27 +9,30 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from marin_core.quantities import format_count, format_quantity, format_seconds, format_time, is_number, label
+from marin_core.quantities import format_count, format_seconds, format_time, label
 from marin_core.records import NodeRecord
-from marin_core.web.charts import bar_chart
+from marin_core.web.files import UnreadableFileError
+from marin_core.web.links import attempt_url
+from marin_core.web.logs import clean_log
 from marin_core.web.markup import Markup, element, fragment, note
 from marin_core.web.outputs import render_outputs
 from marin_core.web.steps import render_failure
-from marin_core.web.values import comparable, render_value
+from marin_core.web.sweeps import render_members
+from marin_core.web.values import figures, in_words, render_value
 from marin_core.web.view import COMMITTED, FAILED, RunView, outcome_class
 
-_MAX_TARGETS = 100
+_MAX_TABLES = 6
 _MAX_STATS = 8
 _MAX_FAILURES = 10
-_MAX_WORD = 32
-"""The longest text that is set as a headline figure."""
+_LOG_LINES = 12
+_LOG_BYTES = 8_000
 
 
 def render_header(view: RunView) -> Markup:
     """Script, status, when and how long, and how many steps came to what."""
     record = view.record
     start, end = view.span
-    counts = Counter(outcome_class(node.outcome) for node in record.nodes)
+    counts = Counter(view.word(outcome_class(node.outcome)) for node in record.nodes)
     steps = ", ".join(f"{count:,} {outcome}" for outcome, count in counts.items())
     facts = [
         ("run", element("code", record.run_id)),
@@ -53,14 +56,7 @@ def render_failures(view: RunView) -> Markup | None:
     failed = [(i, node) for i, node in enumerate(view.record.nodes) if node.outcome in FAILED]
     if not failed:
         return None
-    shown = [
-        element(
-            "div",
-            element("h3", element("a", view.label(i), href=f"#s{i}"), f" {node.outcome}"),
-            render_failure(node.failure) if node.failure else element("p", node.reason),
-        )
-        for i, node in failed[:_MAX_FAILURES]
-    ]
+    shown = [_failed(view, i) for i, _ in failed[:_MAX_FAILURES]]
     blocked = sum(node.outcome == "blocked" for node in view.record.nodes)
     return element(
         "section",
@@ -75,11 +71,44 @@ def render_failures(view: RunView) -> Markup | None:
     )
 
 
+def _failed(view: RunView, index: int) -> Markup:
+    """One step that failed: which attempt, what it raised, what it printed last, and where all of that is."""
+    node = view.record.nodes[index]
+    tried = f" at attempt {node.attempt}" if node.attempt is not None else ""
+    heading = element("h3", element("a", view.label(index), href=f"#s{index}"), f" {view.word(node.outcome)}{tried}")
+    return element(
+        "div",
+        heading,
+        render_failure(node.failure) if node.failure else element("p", node.reason),
+        _last_words(view, node) if node.log else None,
+        class_="failed",
+    )
+
+
+def _last_words(view: RunView, node: NodeRecord) -> Markup:
+    """The end of a step's log, and how to come by the rest."""
+    log = node.log or ""
+    try:
+        text = clean_log(view.files.tail(log, max_bytes=_LOG_BYTES), max_lines=_LOG_LINES)
+    except UnreadableFileError as e:
+        text, remark = "", note(str(e))
+    else:
+        remark = note("It printed nothing.") if not text else None
+    which = "" if node.attempt is None else f" --attempt {node.attempt}"
+    path: Markup = element("code", log)
+    if view.served and node.attempt is not None:
+        path = element("a", path, href=attempt_url(node.address, node.attempt))
+    command = element("code", f"marin logs {node.address}{which}")
+    more = element("p", "All of it: ", command, " or ", path, class_="note")
+    printed = fragment(element("h4", "The last it printed"), element("pre", text, tabindex=0)) if text else remark
+    return fragment(printed, more)
+
+
 def render_results(view: RunView) -> Markup | None:
     """The values that the target steps recorded, and what they produced to look at."""
     if not view.targets:
         return None
-    body = fragment([_target(view, i) for i in view.headline]) if view.headline else _table(view)
+    body = fragment([_target(view, i) for i in view.headline]) if view.headline else _tables(view)
     return element("section", element("h2", "Results"), body, id="results")
 
 
@@ -94,7 +123,11 @@ def render_environment(view: RunView) -> Markup:
     rows: list[tuple[str, Markup | str]] = [
         ("command", element("code", shlex.join(record.argv))),
         ("git", fragment(element("code", str(git["commit"])), branch, dirty) if git.get("commit") else "none recorded"),
-        *((label(key), render_value(value, name=key)) for key, value in environment.items()),
+        *(
+            (label(key), render_value(value, name=key))
+            for key, value in environment.items()
+            if value not in (None, "", [], {})
+        ),
     ]
     fields = element("dl", [(element("dt", name), element("dd", body)) for name, body in rows], class_="fields")
     return element(
@@ -111,81 +144,51 @@ def _packages(packages: Any) -> Markup:
 
 
 def _target(view: RunView, index: int) -> Markup | None:
-    """One target: figures, comparisons, and its samples, texts and pictures."""
+    """One target: all that it recorded, and its samples, texts and pictures."""
     node = view.record.nodes[index]
-    figures = _figures(node)
-    comparisons = _comparisons(node.value)
-    parts = [
-        element("dl", [_stat(name, value) for name, value in figures[:_MAX_STATS]], class_="stats")
-        if figures
-        else None,
-        [bar_chart(numbers, name=name) for name, numbers in comparisons],
-        render_outputs(view, index),
-    ]
-    body = fragment(parts)
+    body = fragment(_recorded(node), render_outputs(view, index))
     if not body:
         if node.outcome in COMMITTED:
-            recorded = "recorded no value" if node.value is None else "recorded a value that is shown with the step"
-            body = note(f"{node.outcome}; {recorded}.")
+            body = note(f"{view.word(node.outcome)}; recorded no value.")
         else:
-            said = node.failure.message if node.failure else node.reason
-            body = note(said if said.startswith(node.outcome) else f"{node.outcome}: {said}")
+            said = node.failure.message if node.failure else view.reason(node)
+            word = view.word(node.outcome)
+            body = note(said if said.startswith(node.outcome) else f"{word}: {said}" if said else word)
     doc = element("p", node.doc, class_="doc") if node.doc else None
     return element("div", element("h3", element("a", view.label(index), href=f"#s{index}")), doc, body, class_="target")
 
 
-def _figures(node: NodeRecord) -> list[tuple[str, Any]]:
-    """The scalars of a value, numbers before words; floats first, since what was measured interests before counts."""
+def _recorded(node: NodeRecord) -> list[Markup | None]:
+    """The value of a step, its scalars as figures and the rest below them."""
     value = node.value
     if value is None:
         return []
-    named = [(str(k), v) for k, v in value.items()] if isinstance(value, Mapping) else [(node.name, value)]
-    scalars = [(k, v) for k, v in named if is_number(v) or isinstance(v, bool)]
-    words = [(k, v) for k, v in named if isinstance(v, str) and 0 < len(v) <= _MAX_WORD and v.isprintable()]
-    return [*sorted(scalars, key=lambda pair: not isinstance(pair[1], float)), *words]
-
-
-def _comparisons(value: Any, *, name: str = "", depth: int = 0) -> list[tuple[str, dict[str, float]]]:
-    """The objects of numbers inside a value, near its surface."""
-    if not isinstance(value, Mapping) or depth > 2:
-        return []
-    numbers = comparable(value) if depth else None
-    if numbers:
-        return [(name, numbers)]
-    return [found for key, inner in value.items() for found in _comparisons(inner, name=str(key), depth=depth + 1)]
+    first = figures(value, name=node.name)[:_MAX_STATS]
+    stats = element("dl", [_stat(name, v) for name, v in first], class_="stats") if first else None
+    names = {name for name, _ in first}
+    if not isinstance(value, Mapping):
+        return [stats or render_value(value, name=node.name)]
+    rest = {k: v for k, v in value.items() if str(k) not in names}
+    if stats is None or not rest:
+        return [stats or render_value(value, name=node.name)]
+    return [stats, render_value(rest, depth=1)]
 
 
 def _stat(name: str, value: Any) -> Markup:
-    text = format_quantity(name, value) if is_number(value) or isinstance(value, bool) else str(value)
     exact = repr(value) if isinstance(value, float) else None
-    return element("div", element("dt", label(name)), element("dd", text, title=exact))
+    return element("div", element("dt", label(name)), element("dd", in_words(name, value), title=exact))
 
 
-def _table(view: RunView) -> Markup:
-    """Many targets: a row each, with the figures that any of them recorded as columns."""
-    shown = view.targets[:_MAX_TARGETS]
-    figures = {i: dict(_figures(view.record.nodes[i])) for i in shown}
-    columns = list(dict.fromkeys(name for row in figures.values() for name in row))[:_MAX_STATS]
-    rows = [
-        element(
-            "tr",
-            element("th", element("a", view.label(i), href=f"#s{i}"), scope="row"),
-            element("td", view.record.nodes[i].outcome),
-            [element("td", _cell(name, figures[i].get(name)), class_="number") for name in columns],
-        )
-        for i in shown
-    ]
-    head = [element("th", "step", scope="col"), element("th", "outcome", scope="col")]
-    head += [element("th", label(name), scope="col", class_="number") for name in columns]
-    table = element("table", element("thead", element("tr", head)), element("tbody", rows), class_="data")
-    more = len(view.targets) - len(shown)
+def _tables(view: RunView) -> Markup:
+    """Many targets: a table for each name, or one for all where the names are many."""
+    groups: dict[str, list[int]] = {}
+    for i in view.targets:
+        groups.setdefault(view.record.nodes[i].name, []).append(i)
+    if len(groups) > _MAX_TABLES:
+        return fragment(render_members(view, view.targets, even_bare=True))
     return fragment(
-        element("div", table, class_="scroll", tabindex=0),
-        note(format_count(more, "more target")) if more > 0 else None,
+        [
+            (element("h3", name) if len(groups) > 1 else None, render_members(view, members, even_bare=True))
+            for name, members in groups.items()
+        ]
     )
-
-
-def _cell(name: str, value: Any) -> str | None:
-    if value is None:
-        return None
-    return format_quantity(name, value) if is_number(value) or isinstance(value, bool) else str(value)

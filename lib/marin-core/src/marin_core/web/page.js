@@ -96,6 +96,14 @@ function traceLineage(svg) {
     edges.forEach((edge) => edge.classList.toggle("lit", lit.has(edge.dataset.from) && lit.has(edge.dataset.to)));
   }
 
+  // The view opens at what failed, or at the targets.
+  const focus = svg.querySelector("[data-focus] rect");
+  const view = svg.parentElement;
+  if (focus) {
+    const [box, frame] = [focus.getBoundingClientRect(), view.getBoundingClientRect()];
+    view.scrollLeft += box.left + box.width / 2 - frame.left - view.clientWidth / 2;
+    view.scrollTop += box.top + box.height / 2 - frame.top - view.clientHeight / 2;
+  }
   for (const name of ["pointerover", "focusin"]) svg.addEventListener(name, (event) => trace(event.target.closest(".box")));
   for (const name of ["pointerleave", "focusout"]) svg.addEventListener(name, () => trace(null));
 }
@@ -137,20 +145,28 @@ function followPointer(plot) {
     return { series, marks, cross, dots, range: JSON.parse(plot.dataset.range) };
   }
 
-  function show(x) {
+  // With more lines than there are colours, the one nearest to the height is named and stands out.
+  function show(x, height = 0.5) {
     chart ??= prepare();
     const [left, right, low, high] = chart.range;
     at = x;
     const said = [];
+    const away = chart.series.map(({ points }) => {
+      const y = points[nearest(points, x)][1];
+      return y === null ? Infinity : Math.abs(1 - (y - low) / (high - low) - height);
+    });
+    const only = chart.series.length > 6 ? away.indexOf(Math.min(...away)) : null;
+    plot.querySelectorAll(".line").forEach((line, index) => line.classList.toggle("faint", only !== null && index !== only));
     chart.series.forEach(({ label, points }, index) => {
       const [px, py] = points[nearest(points, x)];
       if (index === 0) at = px;
       const dot = chart.dots[index];
-      dot.setAttribute("visibility", py === null ? "hidden" : "visible");
+      const shown = py !== null && (only === null || index === only);
+      dot.setAttribute("visibility", shown ? "visible" : "hidden");
       dot.setAttribute("cx", `${(100 * (px - left)) / (right - left)}%`);
       dot.setAttribute("cy", `${py === null ? 0 : 100 - (100 * (py - low)) / (high - low)}%`);
       const value = py === null ? "no value" : number.format(py);
-      said.push(chart.series.length > 1 ? `${label} ${value}` : value);
+      if (only === null || index === only) said.push(chart.series.length > 1 ? `${label} ${value}` : value);
     });
     const across = `${(100 * (at - left)) / (right - left)}%`;
     chart.cross.setAttribute("x1", across);
@@ -161,6 +177,7 @@ function followPointer(plot) {
 
   function hide() {
     if (chart) chart.marks.setAttribute("visibility", "hidden");
+    plot.querySelectorAll(".faint").forEach((line) => line.classList.remove("faint"));
     readout.textContent = atRest;
     at = null;
   }
@@ -168,7 +185,8 @@ function followPointer(plot) {
   plot.addEventListener("pointermove", (event) => {
     const box = plot.getBoundingClientRect();
     const [left, right] = chart ? chart.range : JSON.parse(plot.dataset.range);
-    show(left + (Math.min(Math.max(event.clientX - box.left, 0), box.width) / box.width) * (right - left));
+    const across = Math.min(Math.max(event.clientX - box.left, 0), box.width) / box.width;
+    show(left + across * (right - left), (event.clientY - box.top) / box.height);
   });
   plot.addEventListener("pointerleave", hide);
   plot.addEventListener("blur", hide);
@@ -223,7 +241,41 @@ function filterSteps(form) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
+// Tables: a heading sorts by its column, a second time the other way, a third time as it was recorded.
+function sortable(table) {
+  const body = table.tBodies[0];
+  const recorded = Array.from(body.rows);
+  const headings = Array.from(table.tHead.rows[0].cells);
+  const key = (row, column) => {
+    const cell = row.cells[column];
+    return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
+  };
+  const empty = (value) => value === "" || value === "–" || Number.isNaN(value);
+  function compare(a, b) {
+    if (empty(a) || empty(b)) return 0;
+    return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  }
+  headings.forEach((heading, column) => {
+    const button = document.createElement("button");
+    button.className = "sort";
+    button.append(...heading.childNodes);
+    heading.append(button);
+    button.addEventListener("click", () => {
+      const now = { ascending: "descending", descending: null }[heading.ariaSort];
+      const direction = now === undefined ? "ascending" : now;
+      headings.forEach((each) => (each.ariaSort = null));
+      heading.ariaSort = direction;
+      const sign = direction === "descending" ? -1 : 1;
+      const rows = recorded.map((row) => [key(row, column), row]);
+      // What has no value stands last, whichever way.
+      if (direction) rows.sort(([a], [b]) => empty(a) - empty(b) || sign * compare(a, b));
+      body.append(...rows.map(([, row]) => row));
+    });
+  });
+}
+
 function enliven() {
+  document.querySelectorAll(".sortable").forEach(sortable);
   document.querySelectorAll(".lineage").forEach(traceLineage);
   document.querySelectorAll(".plot").forEach(followPointer);
   document.querySelectorAll(".filter").forEach(filterSteps);

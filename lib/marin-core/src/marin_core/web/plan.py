@@ -70,8 +70,8 @@ def _node(graph: Graph, planned: Planned) -> NodeRecord:
 
 def _header(view: RunView) -> Markup:
     record = view.record
-    decisions = Counter(node.decision for node in record.nodes)
-    said = ", ".join(f"{count:,} {decision}" for decision, count in decisions.items())
+    words = Counter(view.word(node.outcome) for node in record.nodes)
+    said = ", ".join(f"{count:,} {word}" for word, count in words.most_common())
     facts = (("planned", format_time(record.started_at)), ("steps", f"{len(record.nodes):,}: {said}"))
     items = [element("div", element("dt", name), element("dd", text)) for name, text in facts]
     title = element("h1", record.script, " ", element("span", "plan", class_="status"))

@@ -1,7 +1,7 @@
 """The list of steps: a line each, that opens to everything known of it.
 
-Each step is a ``<details>``: its line shows what was decided and why, when it ran within the run, its size and its
-digests; opened, its arguments, value, files, log and failure.
+Each step is a ``<details>``: its line shows what was decided and why, when it ran within the run and its size; opened,
+its arguments, value, files, digests, log and failure.
 
 A page of 10,000 steps needs no paging. Steps come in groups that a browser lays out only when they are scrolled to
 (``content-visibility``). In a run so large, all groups but the first few come compressed, a tenth of their size, and
@@ -33,6 +33,7 @@ _AT_ONCE = 3
 _LOG_LINES = 60
 _LOG_BYTES = 16_000
 _MAX_LINKS = 24
+_TITLES = {False: ("outcome", "when it ran", "time", "output"), True: ("plan", "", "took", "output")}
 _FILTER_FROM = 24
 """Fewer steps than this are seen at a glance and need no filter."""
 
@@ -56,7 +57,7 @@ def render_steps(view: RunView) -> Markup:
         else None,
         element(
             "div",
-            [element("span", title) for title in ("step", "outcome", "when it ran", "time", "output", "digests")],
+            [element("span", title) for title in ("step", *_TITLES[view.planned])],
             class_="columns",
             aria_hidden="true",
         ),
@@ -148,20 +149,21 @@ def _line(view: RunView, index: int) -> Markup:
     size = f"{format_bytes(node.num_bytes)}" if node.num_files else "–"
     files = format_count(node.num_files, "file") if node.num_files else None
     attempt = f"attempt {node.attempt}" if node.attempt is not None and node.attempt > 1 else None
+    if index in view.collected:
+        attempt = "collected since"
     return element(
         "summary",
         element(
             "span",
             element("b", node.name, title=node.address),
             more,
-            element("small", _decision(node)),
+            element("small", reason) if (reason := view.reason(node)) else None,
             class_="name",
         ),
         element("span", view.word(node.outcome), element("small", attempt) if attempt else None, class_="outcome"),
         element("span", _bar(view, node), class_="when"),
         element("span", format_seconds(node.seconds), class_="number"),
         element("span", size, element("small", files) if files else None, class_="number"),
-        element("span", _short_digests(view, node), class_="digests"),
     )
 
 
@@ -179,12 +181,7 @@ def _bar(view: RunView, node: NodeRecord) -> Markup | None:
 
 
 def _decision(node: NodeRecord) -> str:
-    return f"{node.decision}: {node.reason}" if node.reason else node.decision
-
-
-def _short_digests(view: RunView, node: NodeRecord) -> list[Markup]:
-    named = [(name, full) for name, full in _digests(node) if name in ("recipe", "code", "output")]
-    return [element("code", full[:7], title=name if view.is_large else f"{name} {full}") for name, full in named]
+    return node.reason if node.reason.startswith(node.decision) else f"{node.decision}: {node.reason}".rstrip(": ")
 
 
 def _digests(node: NodeRecord) -> list[tuple[str, str]]:
@@ -204,7 +201,7 @@ def _detail(view: RunView, index: int, neighbours: _Neighbours) -> Markup:
         _part("Value", render_value(node.value, name=node.name, links=view.links) if node.value is not None else None),
         _part("Output", None if index in view.headline else render_outputs(view, index)),
         _part("Files", render_file_list(view, index)),
-        _part("Log", _log(view, node) if index in view.inspected else None),
+        _part("Log", _log(view, node) if index in view.inspected - view.collected else None),
         class_="detail",
     )
 

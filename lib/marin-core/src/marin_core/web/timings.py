@@ -22,6 +22,9 @@ _MAX_CHAIN = 12
 _TICKS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400)
 _LANE_HEIGHT = 20
 _AXIS_HEIGHT = 24
+_CHARACTER_WIDTH = 6.6
+_WIDE, _NARROW = 860.0, 340.0
+"""The least widths, in pixels, of the drawing on a screen and on a telephone."""
 
 
 @dataclass(frozen=True)
@@ -141,21 +144,30 @@ def _timeline(view: RunView, intervals: Sequence[Interval]) -> Markup:
 
 
 def _bar(view: RunView, interval: Interval, *, lane: int, end: float) -> Markup:
-    """A nested SVG, which cuts off a name that is longer than its bar."""
+    """A nested SVG, which would cut off a name that is longer than its bar."""
     node = view.record.nodes[interval.index]
     label, took = view.label(interval.index), format_seconds(interval.seconds)
     bar = element(
         "svg",
         element("rect", width="100%", height="100%", rx=2),
-        element("text", label, x=5, y=12) if interval.seconds > 0.04 * end else None,
+        bar_name(label, node.name, share=interval.seconds / end),
         x=f"{100 * interval.start / end:.3f}%",
         y=lane * _LANE_HEIGHT + 1,
         width=f"{max(0.15, 100 * interval.seconds / end):.3f}%",
         height=_LANE_HEIGHT - 3,
     )
-    title = element("title", f"{label}: {outcome_class(node.outcome)}, {took}, from {format_seconds(interval.start)}")
+    title = element("title", f"{label}: {view.word(node.outcome)}, {took}, from {format_seconds(interval.start)}")
     outcome = f"outcome-{outcome_class(node.outcome)}"
     return element("a", title, bar, href=f"#s{interval.index}", class_=outcome, tabindex=-1)
+
+
+def bar_name(label: str, name: str, *, share: float) -> Markup | None:
+    """The longest of a bar's names that fits into it on a wide screen, marked where it does not on a narrow one."""
+    text = next((t for t in (label, name) if len(t) * _CHARACTER_WIDTH + 10 <= share * _WIDE), None)
+    if text is None:
+        return None
+    fits = len(text) * _CHARACTER_WIDTH + 10 <= share * _NARROW
+    return element("text", text, x=5, y=12, class_=None if fits else "wide")
 
 
 def _axis(end: float, height: int) -> Markup:

@@ -1,26 +1,42 @@
 """A recorded value as HTML, whatever it is.
 
-Values are JSON: scalars are written plainly, a list of objects becomes a table, an object of comparable numbers a bar
-chart, other objects a list of names and values. Everything is bounded in depth, length and text, with the rest counted
-in place, so that a step that returned a million numbers still has a page.
+Values are JSON: scalars are written plainly, a list of objects, or an object of objects of the same fields, becomes a
+table, an object of numbers of one quantity a bar chart, other objects a list of names and values. Everything is bounded
+in depth, length and text, with the rest counted in place, so that a step that returned a million numbers still has a
+page.
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from marin_core.quantities import format_number, format_quantity, is_number
+from marin_core.quantities import format_quantity, is_number
 from marin_core.web.charts import bar_chart, drawable
-from marin_core.web.markup import Markup, element, note
+from marin_core.web.markup import Markup, element, fragment, note
+from marin_core.web.tables import ABSENT, data_table
 
 _MAX_TEXT = 4000
 _MAX_ITEMS = 60
+_MAX_INLINE = 12
+"""Scalars of a list that are written on one line."""
+_MAX_WORD = 32
+"""The longest text that is set as a figure, or beside others on one line."""
 _MAX_COLUMNS = 12
 _MAX_DEPTH = 6
 _MAX_BARS = 24
 _BAR_RATIO = 1000.0
 """Numbers further apart than this are not one quantity, and the smallest bar would be invisible."""
+_QUANTITY = re.compile(
+    r"(?<![a-z])(per|loss|losses|accuracy|accuracies|perplexity|ppl|score|scores|error|errors|rate|rates|ratio|ratios|"
+    r"share|shares|fraction|percent|precision|recall|f1|auc|bleu|rouge|bits|bytes|flops|tokens|documents|rows|examples|"
+    r"words|count|counts|num|number|size|sizes|seconds|time|times|throughput|memory|cost|costs|price|prices|weights)"
+    r"(?![a-z])"
+)
+"""What the name of one quantity under several names has in it: ``bits_per_byte``, ``num_tokens``, ``eval_loss``."""
+_SETTINGS = frozenset({"lr", "learning_rate", "seed", "step", "steps", "epoch", "epochs", "depth", "width", "layers"})
+"""Names of what was varied, never of what one quantity was measured of."""
 
 
 def render_value(value: Any, *, name: str = "", links: Mapping[str, str] | None = None, depth: int = 0) -> Markup:
@@ -46,9 +62,27 @@ def render_value(value: Any, *, name: str = "", links: Mapping[str, str] | None 
     return _text(repr(value))
 
 
-def comparable(value: Any) -> dict[str, float] | None:
-    """The numbers of an object that a bar chart can compare: two or more, all finite, of like magnitude; else None."""
-    if not isinstance(value, Mapping) or not 2 <= len(value) <= _MAX_BARS:
+def figures(value: Any, *, name: str = "") -> list[tuple[str, Any]]:
+    """The scalars of a value, numbers before words; floats first, since what was measured interests before counts."""
+    if value is None:
+        return []
+    named = [(str(k), v) for k, v in value.items()] if isinstance(value, Mapping) else [(name, value)]
+    scalars = [(k, v) for k, v in named if is_number(v) or isinstance(v, bool)]
+    words = [(k, v) for k, v in named if isinstance(v, str) and _is_word(v)]
+    return [*sorted(scalars, key=lambda pair: not isinstance(pair[1], float)), *words]
+
+
+def in_words(name: str, value: Any) -> str:
+    """A scalar as text."""
+    return format_quantity(name, value) if is_number(value) or isinstance(value, bool) else str(value)
+
+
+def comparable(value: Any, *, name: str) -> dict[str, float] | None:
+    """The numbers of an object that a bar chart can compare: two or more, all finite, of like magnitude, recorded under
+    the name of one quantity and called by what it was measured of; else None."""
+    if not isinstance(value, Mapping) or not 2 <= len(value) <= _MAX_BARS or not _QUANTITY.search(name.lower()):
+        return None
+    if any(str(k).lower() in _SETTINGS or _QUANTITY.search(str(k).lower()) for k in value):
         return None
     numbers = {str(k): _float(v) for k, v in value.items() if is_number(v)}
     if len(numbers) < len(value) or not all(map(drawable, numbers.values())):
@@ -87,16 +121,28 @@ def _object(value: Mapping[Any, Any], name: str, links: Mapping[str, str], depth
         return element("code", "{}")
     if depth >= _MAX_DEPTH:
         return _text(_compact(value))
-    # The outermost object is a record of unlike things; one inside it is often one quantity under several names.
-    numbers = comparable(value) if depth else None
+    numbers = comparable(value, name=name)
     if numbers:
-        return bar_chart(numbers, name=name)
+        return bar_chart(numbers, name="" if depth else name)
     items = list(value.items())
+    if _are_alike(value.values()):
+        heads = [element("th", str(k), scope="row") for k, _ in items[:_MAX_ITEMS]]
+        return _table([v for _, v in items], links, depth, first=heads)
     rows = [
         (element("dt", str(k)), element("dd", render_value(v, name=str(k), links=links, depth=depth + 1)))
         for k, v in items[:_MAX_ITEMS]
     ]
     return element("dl", rows, _rest(len(items), element_name="dd"), class_="fields")
+
+
+def _are_alike(values: Iterable[Any]) -> bool:
+    """Two or more objects of the same fields, all scalar: the rows of a table."""
+    found = list(values)
+    return (
+        len(found) > 1
+        and all(isinstance(v, Mapping) and v and v.keys() == found[0].keys() and set(v) != {"step"} for v in found)
+        and not any(isinstance(inner, Mapping | list | tuple) for v in found for inner in v.values())
+    )
 
 
 def _list(value: Sequence[Any], name: str, links: Mapping[str, str], depth: int) -> Markup:
@@ -106,37 +152,30 @@ def _list(value: Sequence[Any], name: str, links: Mapping[str, str], depth: int)
         return _text(_compact(value))
     if len(value) > 1 and all(isinstance(item, Mapping) and item for item in value):
         return _table(value, links, depth)
-    if all(is_number(item) or isinstance(item, bool) or item is None for item in value):
-        shown = ", ".join(format_number(i) if is_number(i) else json.dumps(i) for i in value[:_MAX_ITEMS])
-        return element("span", shown, _rest(len(value), element_name="span"), class_="number")
+    if all(is_number(v) or isinstance(v, bool) or v is None or (isinstance(v, str) and _is_word(v)) for v in value):
+        shown = ", ".join(json.dumps(v) if v is None else in_words(name, v) for v in value[:_MAX_INLINE])
+        more = f" … {len(value) - _MAX_INLINE:,} more of {len(value):,}" if len(value) > _MAX_INLINE else None
+        return element("span", shown, element("span", more, class_="more") if more else None, class_="inline")
     items = [element("li", render_value(v, name=name, links=links, depth=depth + 1)) for v in value[:_MAX_ITEMS]]
     return element("ul", items, _rest(len(value), element_name="li"), class_="items")
 
 
-def _table(rows: Sequence[Mapping[str, Any]], links: Mapping[str, str], depth: int) -> Markup:
+def _is_word(text: str) -> bool:
+    return 0 < len(text) <= _MAX_WORD and text.isprintable()
+
+
+def _table(
+    rows: Sequence[Mapping[str, Any]], links: Mapping[str, str], depth: int, *, first: Sequence[Markup] = ()
+) -> Markup:
     """A list of objects: their keys, in order of appearance, are the columns."""
-    columns = list(dict.fromkeys(key for row in rows[:_MAX_ITEMS] for key in row))
-    shown = columns[:_MAX_COLUMNS]
-    numeric = {c for c in shown if all(is_number(row[c]) for row in rows[:_MAX_ITEMS] if c in row)}
-    head = element("tr", [element("th", c, scope="col", class_="number" if c in numeric else None) for c in shown])
-    body = [
-        element(
-            "tr",
-            [
-                element(
-                    "td",
-                    render_value(row[c], name=c, links=links, depth=depth + 1) if c in row else None,
-                    class_="number" if c in numeric else None,
-                )
-                for c in shown
-            ],
-        )
-        for row in rows[:_MAX_ITEMS]
-    ]
-    left_out = f"{len(columns) - len(shown)} more columns" if len(columns) > len(shown) else None
-    table = element("table", element("thead", head), element("tbody", body), class_="data")
-    rest = note("; ".join(filter(None, [_more(len(rows)), left_out]))) if _more(len(rows)) or left_out else None
-    return element("div", table, rest, class_="scroll", tabindex=0)
+    names = list(dict.fromkeys(key for row in rows[:_MAX_ITEMS] for key in row))
+    columns = {c: [row.get(c, ABSENT) for row in rows[:_MAX_ITEMS]] for c in names[:_MAX_COLUMNS]}
+    table = data_table(
+        columns, lambda name, value: render_value(value, name=name, links=links, depth=depth + 1), first=first
+    )
+    left_out = f"{len(names) - _MAX_COLUMNS} more columns" if len(names) > _MAX_COLUMNS else None
+    rest = "; ".join(filter(None, [_more(len(rows)), left_out]))
+    return fragment(table, note(rest) if rest else None)
 
 
 def _more(count: int) -> str | None:

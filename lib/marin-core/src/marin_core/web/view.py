@@ -19,6 +19,10 @@ _MAX_HEADLINE = 6
 
 FAILED = ("failed", "refused", "cancelled")
 COMMITTED = ("succeeded", "reused")
+_PLANNED = {"reused": "up to date", "pending": "would run"}
+_LEFT = {"pending": "not run", "running": "cut off"}
+"""What a run that is over, or whose driver died, has not brought to an end."""
+_NO_NEWS = ("up to date", "no committed output")
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,8 @@ class RunView:
     """Files of the committed output of each inspected step, relative to its ``out`` directory."""
     missing: dict[int, str]
     """Why an inspected step's output could not be listed."""
+    collected: frozenset[int] = frozenset()
+    """Positions of those whose output was there and has been collected since."""
     served: bool = False
     """A server shows the page, so that it may link to pages of steps, attempts and files."""
 
@@ -68,10 +74,25 @@ class RunView:
                 missing[i] = str(found)
             else:
                 outputs[i] = tuple(found)
+        collected = {i for i in missing if _is_collected(files, record.nodes[i].address)}
+        missing |= dict.fromkeys(collected, "Its output has been collected since.")
         links = {address: f"#s{i}" for address, i in position.items()}
         inspected = frozenset(ranked[:MAX_INSPECTED])
         apart = tuple(distinctions(record.nodes, edges))
-        return cls(record, files, links, edges, apart, targets, inspected, outputs, missing, served, planned)
+        return cls(
+            record,
+            files,
+            links,
+            edges,
+            apart,
+            targets,
+            inspected,
+            outputs,
+            missing,
+            frozenset(collected),
+            served,
+            planned,
+        )
 
     def inspecting(self, index: int) -> "RunView":
         """The same run with the files of one step looked at, whether or not they were before."""
@@ -95,7 +116,12 @@ class RunView:
 
     def word(self, outcome: str) -> str:
         """An outcome as it is told."""
-        return "would run" if self.planned and outcome == "pending" else outcome_class(outcome)
+        told = _PLANNED if self.planned else {} if self.record.status == "running" else _LEFT
+        return told.get(outcome, outcome_class(outcome))
+
+    def reason(self, node: NodeRecord) -> str:
+        """Why a step ran, or did not; empty where that is no news."""
+        return "" if node.reason in _NO_NEWS and not (self.planned and node.decision == "run") else node.reason
 
     def label_of(self, node: NodeRecord) -> str:
         """`label` of one of the record's nodes."""
@@ -123,6 +149,13 @@ class RunView:
         start = self.record.started_at
         last = [end for node in self.record.nodes for end in (node.started_at, node.ended_at) if end is not None]
         return start, max([start, self.record.ended_at or start, *(last if self.record.ended_at is None else ())])
+
+
+def _is_collected(files: PrefixFiles, address: str) -> bool:
+    try:
+        return files.status(f"{address}/tombstone.json") is not None
+    except UnreadableFileError:
+        return False
 
 
 def output_directory(node: NodeRecord) -> str | None:
