@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -217,8 +218,7 @@ def test_many_steps_are_told_by_name_unless_all_are_asked_for(marin: Any, prefix
     assert len(marin("status", "--json").document["steps"]) == 46
     collected = marin("gc", "--keep-days", "0", "--keep-runs", "0").out
     assert "45 of text" in collected
-    assert "(50 items in " in collected
-    assert " rows by name; marin gc --all lists each)" in collected
+    assert re.search(r"\(\d+ items in \d+ rows by name; marin gc --all lists each\)", collected)
     assert "rows by name" not in marin("gc", "--keep-days", "0", "--keep-runs", "0", "--all").out
 
 
