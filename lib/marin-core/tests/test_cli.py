@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from marin_core import StepRunner, lower
+from marin_core import StepRunner, adopt, lower
 from marin_core.cli import main
 from marin_core.reading.catalogue import Catalogue
+from marin_core.store import open_store
 
 SOURCE = """
 import threading
@@ -44,6 +46,14 @@ def slow() -> int:
     assert GATE.wait(120)
     print("after")
     return 1
+"""
+
+READS = """
+from marin_core import Input, step
+
+@step
+def reads(data: Input) -> int:
+    return len(data.local().read_text())
 """
 
 READERS = ("status", "logs", "report", "diff", "lineage", "verify", "gc", "pin", "unpin")
@@ -151,17 +161,83 @@ def test_logs_show_an_attempt_or_its_end(marin: Any, prefix: str, flow: ModuleTy
     run(prefix, flow.text(fail=True))
     run(prefix, flow.text(fail=True))
     said = marin("logs", "text")
-    assert said.out == "first of ant\nsecond of ant\n"
+    printed, _, why = said.out.partition("Traceback (most recent call last):\n")
+    assert printed == "first of ant\nsecond of ant\n"
+    assert why.endswith("\nand the second\nfailed: ValueError: the first line\nand the second\n")
     assert said.err.startswith("attempt 2 of text/")
     assert said.err.endswith(": failed\n")
-    assert marin("logs", "text", "--tail", "1").out == "second of ant\n"
-    assert marin("logs", "text", "--tail", "0").out == ""
+    assert marin("logs", "text", "--tail", "1").out.startswith("second of ant\nTraceback")
+    assert marin("logs", "text", "--tail", "0").out.startswith("Traceback")
     assert marin("logs", "text", "--attempt", "1", "--follow").out == said.out
     document = marin("logs", "text", "--attempt", "1", "--json").document
-    assert (document["attempt"], document["state"], document["log"]) == (1, "failed", said.out)
+    assert (document["attempt"], document["state"], document["log"]) == (1, "failed", printed)
+    assert document["failure"]["type"] == "ValueError"
     missing = marin("logs", "text", "--attempt", "7")
     assert missing.code == 2
     assert "there is no attempt 7; there are 1, 2" in missing.err
+
+
+def test_logs_of_a_name_are_those_of_the_step_that_was_tried_last(marin: Any, prefix: str, flow: ModuleType) -> None:
+    run(prefix, flow.text(word="cat"))
+    run(prefix, flow.text(fail=True))
+    said = marin("logs", "text")
+    assert said.out.startswith("first of ant\n")
+    assert "text: the last tried of 2 is meant" in said.err
+
+
+def test_logs_of_a_name_are_those_of_the_step_that_runs(marin: Any, prefix: str, flow: ModuleType) -> None:
+    driver = threading.Thread(target=run, args=(prefix, flow.slow(name="text")))
+    driver.start()
+    assert flow.STARTED.wait(120)
+    address = Catalogue.of(prefix).addresses[0]
+    other = flow.text()
+    store = open_store(prefix)
+    # Began after the one that runs, as by another runner, and is over.
+    StepRunner(prefix, launcher="process").run(lower(other))
+    said = marin("logs", "text")
+    flow.GATE.set()
+    driver.join()
+    assert len(Catalogue(store).addresses) == 2
+    assert f"the one that is running of 2 is meant, {address}" in said.err
+
+
+def test_steps_of_one_name_are_told_apart_by_what_was_varied(marin: Any, prefix: str, flow: ModuleType) -> None:
+    run(prefix, flow.text(word="ant"), flow.text(word="bee", fail=True))
+    out = marin("status").out
+    assert " fail=False, word=ant  committed" in out
+    assert " fail=True, word=bee   failed" in out
+
+
+def test_many_steps_are_told_by_name_unless_all_are_asked_for(marin: Any, prefix: str, flow: ModuleType) -> None:
+    run(prefix, [flow.text(word=f"w{i}") for i in range(45)], flow.text(word="odd", fail=True))
+    lines = marin("status").out.splitlines()
+    assert any(line.startswith("text/*") and "45 committed" in line for line in lines)
+    assert any("failed" in line and "ValueError" in line for line in lines)
+    assert "(45 steps in 1 row by name; marin status --all lists each)" in lines
+    assert sum(line.startswith("text/") for line in marin("status", "--all").out.splitlines()) == 46
+    assert len(marin("status", "--json").document["steps"]) == 46
+    collected = marin("gc", "--keep-days", "0", "--keep-runs", "0").out
+    assert "45 of text" in collected
+    assert re.search(r"\(\d+ items in \d+ rows by name; marin gc --all lists each\)", collected)
+    assert "rows by name" not in marin("gc", "--keep-days", "0", "--keep-runs", "0", "--all").out
+
+
+def test_what_was_made_of_adopted_data_can_be_asked_for(marin: Any, prefix: str, module: Any, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("1")
+    reads = module(READS).reads
+    made = run(prefix, reads(adopt(tmp_path / "data.csv"))).record.nodes[1].address
+    down = marin("lineage", "data.csv", "--down")
+    assert down.code == 0
+    assert f"adopted from {tmp_path}/data.csv" in down.out.splitlines()[0]
+    assert made in down.out.splitlines()[1]
+
+
+def test_a_local_prefix_that_is_made_here_is_ignored_by_git(prefix: str, flow: ModuleType, tmp_path: Path) -> None:
+    run(prefix, flow.text())
+    assert Path(prefix, ".gitignore").read_text().endswith("\n*\n")
+    (tmp_path / "mine").mkdir()
+    run(str(tmp_path / "mine"), flow.text())
+    assert not (tmp_path / "mine" / ".gitignore").exists()
 
 
 def test_a_report_lies_beside_the_runs_record(marin: Any, prefix: str, flow: ModuleType) -> None:

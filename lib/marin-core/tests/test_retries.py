@@ -1,5 +1,6 @@
 """Retries by the class of the failure, with waits that block nobody; time limits."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from marin_core import Retry, lower, run
 from marin_core.errors import UsageError
 from marin_core.records import Failure
 from marin_core.retries import retry_of
+from marin_core.running.progress import Plain
 
 FLOW = """
     import signal, time
@@ -181,7 +183,20 @@ def test_a_late_body_without_another_try_has_failed(flow: ModuleType, prefix: st
     failure = report.node(target).failure
     assert failure is not None
     assert failure.type == "Timeout"
+    assert "SystemExit" not in failure.traceback
     assert report.exit_code == 1
+
+
+def test_another_try_is_announced_with_its_number_and_the_wait(flow: ModuleType, prefix: str, tmp_path: Path) -> None:
+    stream = io.StringIO()
+    rule = Retry(times=3, backoff_seconds=0.001)
+    with Plain(stream) as display:
+        errors = ["value", "value"]
+        run(flow.fail(log=str(tmp_path / "log"), errors=errors, retries=rule), prefix=prefix, observer=display)
+    said = [line for line in stream.getvalue().splitlines() if "attempt" in line and "started" not in line]
+    assert [line.partition(" ms")[0].rpartition(" in ")[0] for line in said] == [
+        f"fail: failed (ValueError: no), attempt {n} of 4" for n in (2, 3)
+    ]
 
 
 def _number(path: Path) -> int:

@@ -280,6 +280,10 @@ def test_a_plan_says_what_a_refused_step_blocks(flow: ModuleType, prefix: str) -
     assert planned["last"] == ("blocked", "blocked by middle")
     lines = plan_lines(lower(chain(flow, k=2)).plan(prefix))
     assert lines[-1] == "0 of 3 steps would run, 1 refused, 1 blocked"
+    graph = lower(chain(flow, k=2), flow.first(n=77))
+    lines = plan_lines(graph.plan(prefix))
+    assert lines[-1] == "nothing would run: 1 refused, 1 blocked; with --keep-going 1 of 4 steps would run"
+    assert plan_lines(graph.plan(prefix), keep_going=True)[-1] == "1 of 4 steps would run, 1 refused, 1 blocked"
     assert run(chain(flow, k=2), prefix=prefix).node("last").reason == "blocked by middle"
 
 

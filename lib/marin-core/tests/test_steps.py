@@ -76,7 +76,7 @@ def test_roles_follow_string_annotations() -> None:
         (lambda: lower([]), "no step to run"),
         (
             lambda: join(make(), [], table=(make(), {make()})),
-            r"<Step 'make' = make\(…\)> is inside a set, .* pass a list",
+            r"<Step 'make' = make\(size=1, log_every=10\)> is inside a set, .* pass a list",
         ),
     ],
 )

@@ -85,10 +85,11 @@ def _add_runs(commands: Any) -> None:
     status = _reader(
         commands, "runs", "status", "the newest runs, and every step with its state", "marin status --json"
     )
+    status.add_argument("--all", action="store_true", help="a line for each of many steps, not for each name")
     status.add_argument("--runs", type=_count, default=10, metavar="N", help="how many runs; default: 10")
     logs = _reader(commands, "runs", "logs", "what a step's body printed", "marin logs train --follow --tail 20")
     _step(logs)
-    logs.add_argument("--attempt", type=int, metavar="N", help="default: the newest")
+    logs.add_argument("--attempt", type=int, metavar="N", help="default: the newest, of whatever outcome")
     logs.add_argument("--follow", action="store_true", help="stay with a running attempt until it ends")
     logs.add_argument("--tail", type=_count, metavar="N", help="begin with the last N lines")
     report = _reader(commands, "runs", "report", "a run's page as one HTML file", "marin report latest --html run.html")
@@ -116,6 +117,7 @@ def _add_outputs(commands: Any) -> None:
     verify.add_argument("--deep", action="store_true", help="compare every file's sha256, not only sizes")
     what = "say what nothing needs any more; --apply removes it"
     gc = _reader(commands, "outputs", "gc", what, "marin gc --keep-days 30 --apply")
+    gc.add_argument("--all", action="store_true", help="a line for each of many things, not for each name")
     gc.add_argument("--apply", action="store_true", help="remove it; without, nothing is changed")
     gc.add_argument(
         "--keep-days", type=float, default=14, metavar="DAYS", help="keep what these runs used; default: 14"

@@ -8,13 +8,28 @@ disk), which says by itself what it is about.
 import contextlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from io import TextIOWrapper
 
 from marin_core.errors import RunInterrupted
 
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120
 _BROKEN_PIPE = 141
 """What a shell reports of a program that SIGPIPE ended."""
+
+
+class ScriptError(Exception):
+    """A bug in a script's ``build``, told as Python tells it but without this package's frames."""
+
+    def __init__(self, error: Exception) -> None:
+        told = traceback.TracebackException.from_exception(error)
+        links: list[traceback.TracebackException] = [told]
+        while links:
+            link = links.pop()
+            link.stack = traceback.StackSummary.from_list(f for f in link.stack if not f.filename.startswith(_PACKAGE))
+            links.extend(other for other in (link.__cause__, link.__context__) if other is not None)
+        super().__init__("".join(told.format()).rstrip())
 
 
 def exit_code_of(error: BaseException) -> int | None:
@@ -43,6 +58,9 @@ def guarded(command: Callable[[], int]) -> int:
         # Whoever read stdout has left, as `head` does; Python would complain of the rest when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
+    except ScriptError as e:
+        print(e, file=sys.stderr)  # noqa: T201
+        return 1
     except Exception as e:
         code = exit_code_of(e)
         if code is None:

@@ -13,7 +13,7 @@ Each has ``url``, ``local()`` and ``open(name, mode)``. On a local prefix they a
 """
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,7 +57,7 @@ class Out(_Directory):
     Annotate a step's parameter with it; the runner passes it, callers never do.
     """
 
-    staging: str = ""
+    staging: str = field(default="", repr=False)
     """Local directory that stands for the output until it is uploaded; the output itself on a local prefix."""
 
     def local(self) -> Path:
@@ -69,7 +69,7 @@ class Out(_Directory):
 class Input(_Directory):
     """The committed output of an upstream step, to be read only."""
 
-    cache: str = ""
+    cache: str = field(default="", repr=False)
     """Local directory that the steps of a run share for what they fetch from a remote prefix."""
 
     def __truediv__(self, name: str) -> Path:

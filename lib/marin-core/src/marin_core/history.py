@@ -12,7 +12,7 @@ from marin_core.errors import CorruptRecordError, NewerRecordError
 from marin_core.graph import Node
 from marin_core.provenance import environments
 from marin_core.reasons import CODE_OF, UPSTREAM, code_changes, flatten, read_record, recipe_changes
-from marin_core.records import StepRecord, Tombstone, from_json
+from marin_core.records import AttemptRecord, StepRecord, Tombstone, from_json
 from marin_core.steps import find_steps
 from marin_core.store import Store
 
@@ -20,6 +20,10 @@ _MOST_SIBLINGS = 64
 """Earlier recipes of one name, and of all names of a graph, that are read to say what is new."""
 _MOST_READ = 4096
 _MOST_CHANGES = 6
+_MOST_ATTEMPTS = 64
+"""Steps without an output whose last attempt is looked at: one after another, where a store may be far away."""
+_LONGEST = 120
+"""Characters of a failure's message."""
 
 
 class History:
@@ -29,7 +33,7 @@ class History:
         self._store = store
         self._siblings: dict[str, frozenset[str]] = {}
         self._earlier: dict[str, list[tuple[StepRecord, dict[str, str]]]] = {}
-        self._num_read = 0
+        self._num_read = self._num_attempts = 0
         self._environments: dict[tuple[str, str], str] = {}
 
     def environment_changes(self, old: str, new: str) -> str:
@@ -53,12 +57,12 @@ class History:
             return collected
         nearest = self.nearest(node)
         if nearest is None:
-            return "no committed output"
+            return f"no committed output{self._failed(node)}"
         changes = [self._adopted(c, node) for c in recipe_changes(nearest.recipe, node.recipe)]
         more = f"; and {len(changes) - _MOST_CHANGES} more" if len(changes) > _MOST_CHANGES else ""
         if any(f": {CODE_OF}" in change for change in changes):
             more += f"; code changed: {code_changes(nearest.code, node)}"
-        return "recipe is new: " + "; ".join(changes[:_MOST_CHANGES]) + more
+        return "recipe is new: " + "; ".join(changes[:_MOST_CHANGES]) + more + self._failed(node)
 
     def _adopted(self, change: str, node: Node) -> str:
         """A change of adopted data in words of its own: there is no recipe that anybody wrote."""
@@ -67,13 +71,15 @@ class History:
         return f"{parameter}: adopted data changed" if steps and all(s.external for s in steps) else change
 
     def nearest(self, node: Node) -> StepRecord | None:
-        """The committed step of the same name whose recipe differs in the fewest leaves, the newest of several."""
+        """The committed step of the same name whose recipe differs in the fewest leaves, the newest of several; one
+        of the same function before any other."""
         if node.step.version is not None:
             return None
         self.read_ahead([node.name])
         own = flatten(node.recipe)
-        ranked = [(_distance(leaves, own), -r.committed_at, r) for r, leaves in self._earlier[node.name]]
-        return min(ranked, key=lambda rank: rank[:2], default=(0, 0.0, None))[2]
+        earlier = self._earlier[node.name]
+        ranked = [(x["function"] != own["function"], _distance(x, own), -r.committed_at, r) for r, x in earlier]
+        return min(ranked, key=lambda rank: rank[:3], default=(True, 0, 0.0, None))[3]
 
     def read_ahead(self, names: Iterable[str]) -> None:
         """Reads what is known of these names, side by side."""
@@ -88,6 +94,25 @@ class History:
         for (name, _), record in zip(asked, records, strict=True):
             if isinstance(record, StepRecord) and record.version is None:
                 self._earlier[name].append((record, flatten(record.recipe)))
+
+    def _failed(self, node: Node) -> str:
+        """How the last attempt at a step ended that has no committed output, if it failed. Looked up only where the
+        step's directory exists, and for so many steps."""
+        name, _, last = node.address.rpartition("/")
+        self.read_ahead([name])
+        if last not in self._siblings[name] or self._num_attempts >= _MOST_ATTEMPTS:
+            return ""
+        self._num_attempts += 1
+        number = max((int(n) for n in self._store.names(f"{node.address}/attempts") if n.isdecimal()), default=0)
+        key = f"{node.address}/attempts/{number}/attempt.json"
+        try:
+            attempt = from_json(AttemptRecord, self._store.read(key) or b"", where=key)
+        except (CorruptRecordError, NewerRecordError):
+            return ""
+        if attempt.state != "failed" or attempt.failure is None:
+            return ""
+        message = " ".join(attempt.failure.message.split())[:_LONGEST]
+        return f"; attempt {number} failed: {attempt.failure.type}: {message}"
 
     def _collected(self, node: Node) -> str | None:
         """The reason of a step whose output was collected."""

@@ -73,6 +73,7 @@ def format_quantity(name: str, number: float) -> str:
     """A recorded number in the unit that its name states; without one, as it is."""
     if isinstance(number, bool) or not _finite(number):
         return format_number(number)
+    name = name.rpartition(".")[2]
     if name == "bytes" or name.endswith("_bytes"):
         return format_bytes(number)
     if name in ("seconds", "time_s") or name.endswith(("_seconds", "_time_s")):

@@ -13,6 +13,7 @@ rebuild.
 import fnmatch
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -276,17 +277,24 @@ def _drifts(node: Node, record: StepRecord, outputs: Mapping[str, str | None]) -
         inputs = list(dict.fromkeys(pending))
         yield "pending", f"input{'s' * (len(inputs) > 1)} {', '.join(inputs)} will be made again{refused}"
     elif record.digests.inputs != inputs_digest(node, outputs):
-        yield "inputs", f"input {_input_changes(node, record, outputs)}"
+        yield "inputs", _input_changes(node, record, outputs)
 
 
 def _input_changes(node: Node, record: StepRecord, outputs: Mapping[str, str | None]) -> str:
-    """The parameters whose upstream outputs changed, each with the beginning of the output digests."""
-    changed = []
+    """The parameters whose upstream outputs changed: one with the beginning of the output digests, many by number."""
+    changed: dict[str, list[str]] = {}
     for address, parameter in node.upstream.items():
         old, new = record.inputs.get(address), outputs[address]
         if old != new:
-            changed.append(f"{parameter} changed: output {(old or 'none')[:12]} -> {(new or 'none')[:12]}")
-    return "; input ".join(changed) or "order changed"
+            changed.setdefault(parameter, []).append(f"output {(old or 'none')[:12]} -> {(new or 'none')[:12]}")
+    total = Counter(node.upstream.values())
+    said = (
+        f"input {p} changed: {outputs_of[0]}"
+        if len(outputs_of) == 1
+        else f"{len(outputs_of)} of {total[p]} inputs {p} changed"
+        for p, outputs_of in changed.items()
+    )
+    return "; ".join(said) or "input order changed"
 
 
 def _action(rule: str, node: Node, options: Options) -> OnCodeChange:

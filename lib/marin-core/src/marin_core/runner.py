@@ -6,6 +6,7 @@ of a report are the recorded ones, read back from JSON, so that a value that was
 week are the same.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from marin_core.store import open_store
 _WITH_OUTPUT = ("succeeded", "reused")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RunReport:
     """What a run came to. Steps are given by handle, by address, or by a name that only one step has."""
 
@@ -44,6 +45,11 @@ class RunReport:
     prefix: str
     html: str | None = None
     """Where the run's page lies, once it is written."""
+
+    def __repr__(self) -> str:
+        outcomes = Counter(node.outcome for node in self.record.nodes)
+        counts = ", ".join(f"{n:,} {outcome}" for outcome, n in outcomes.items())
+        return f"<RunReport {self.record.run_id} under {self.prefix}: {self.record.status} ({counts})>"
 
     @property
     def ok(self) -> bool:
@@ -184,6 +190,7 @@ class StepRunner:
             lease_seconds=self.lease_seconds,
         )
         try:
+            self._make_prefix()
             return RunReport(record=loop.run(), graph=loop.graph, prefix=self.store.url)
         except RunInterrupted as e:
             e.report = RunReport(record=loop.ledger.record, graph=loop.graph, prefix=self.store.url)
@@ -191,6 +198,12 @@ class StepRunner:
         finally:
             if self._owns_launcher and hasattr(self.launcher, "close"):
                 self.launcher.close()
+
+    def _make_prefix(self) -> None:
+        is_new = self.store.local is not None and not self.store.local.exists()
+        self.store.check_writable()
+        if is_new:  # no version control of the directory around it is to take notice
+            self.store.write(".gitignore", b"# made by marin\n*\n", durable=False)
 
 
 def run(*handles: Any, prefix: str | Path | None = None, **options: Any) -> RunReport:

@@ -15,26 +15,28 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
-from marin_core.errors import RunInterrupted, UsageError
-from marin_core.exits import aside, guarded
+from marin_core.closing import Epilogue, closing_lines
+from marin_core.errors import PrefixError, RunInterrupted, UsageError
+from marin_core.exits import ScriptError, aside, exit_code_of, guarded
 from marin_core.graph import lower
-from marin_core.launchers.worker import SCRIPT_MODULE
-from marin_core.quantities import format_bytes, format_seconds
+from marin_core.launchers.worker import SCRIPT_MODULE, speak_last
+from marin_core.namesakes import titled
+from marin_core.quantities import format_bytes, format_count
 from marin_core.reasons import Options, Planned, restrict
-from marin_core.records import Decision, NodeRecord, to_json
+from marin_core.records import Decision, to_json
 from marin_core.runner import RunReport, StepRunner
+from marin_core.running.ledger import labels_in
 from marin_core.running.progress import Plain, make_display
 from marin_core.running.slots import parse_slots
 from marin_core.steps import OnCodeChange
 from marin_core.store import default_prefix, open_store
 
 Build = Callable[..., Any]
-_TRACEBACK_LINES = 10
-_MOST_TROUBLES = 20
 _SIGNAL = 128
 """Exit codes above this one say which signal ended a run."""
 
@@ -70,7 +72,7 @@ class Flags:
     keep_going: bool = False
     """After a failure, still run what does not depend on it."""
     fail_fast: bool = False
-    """After a failure, start nothing more (the default)."""
+    """After a failure, start nothing more: the default."""
     json: bool = False
     """One JSON document on stdout, the run record or the plan, and nothing else there."""
 
@@ -79,7 +81,7 @@ class Flags:
         return Options(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Options)})
 
 
-def main(build: Build, *, epilogue: Callable[[RunReport], str] | None = None) -> None:
+def main(build: Build, *, epilogue: Epilogue | None = None) -> None:
     """Runs a script: parses the command line, builds the steps, brings them up to date, and exits.
 
     Does nothing when the script is only being loaded, to run one body or to be read by the ``marin`` command: a script
@@ -104,21 +106,29 @@ def main(build: Build, *, epilogue: Callable[[RunReport], str] | None = None) ->
         sys.exit(code)
 
 
-def run_script(
-    build: Build, argv: Sequence[str], *, epilogue: Callable[[RunReport], str] | None = None, prog: str | None = None
-) -> int:
+def run_script(build: Build, argv: Sequence[str], *, epilogue: Epilogue | None = None, prog: str | None = None) -> int:
     """`main` without the exit: returns the exit code."""
 
     def command() -> int:
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+        speak_last("%(levelname)s %(name)s: %(message)s")
         keywords, flags = parse(build, argv, prog=prog)
         if flags.keep_going and flags.fail_fast:
             raise UsageError("--keep-going and --fail-fast contradict each other")
         with aside(flags.json):
-            handles = build(**keywords)
+            handles = built(build, keywords)
         return _show_plan(handles, flags) if flags.plan else _run(handles, flags, epilogue)
 
     return guarded(command)
+
+
+def built(build: Build, keywords: dict[str, Any]) -> Any:
+    """What ``build`` returns; an error in it is told from the script's own frames on."""
+    try:
+        return build(**keywords)
+    except Exception as e:
+        if exit_code_of(e) is not None:
+            raise
+        raise ScriptError(e) from e
 
 
 def parse(build: Build, argv: Sequence[str], *, prog: str | None = None) -> tuple[dict[str, Any], Flags]:
@@ -132,8 +142,9 @@ def parse(build: Build, argv: Sequence[str], *, prog: str | None = None) -> tupl
         return {p.name: p.default for p in parameters}, Flags()  # nothing to parse, which takes longer than a rerun
     import tyro
 
-    flags = Annotated[Flags, tyro.conf.arg(name=""), tyro.conf.UseAppendAction]
-    extra = inspect.Parameter(runner, inspect.Parameter.KEYWORD_ONLY, annotation=flags, default=Flags())
+    kind = _helpful_flags()
+    flags = Annotated[kind, tyro.conf.arg(name=""), tyro.conf.UseAppendAction]
+    extra = inspect.Parameter(runner, inspect.Parameter.KEYWORD_ONLY, annotation=flags, default=kind())
 
     def command(**keywords: Any) -> dict[str, Any]:
         return keywords
@@ -142,10 +153,32 @@ def parse(build: Build, argv: Sequence[str], *, prog: str | None = None) -> tupl
     command.__annotations__ = {p.name: p.annotation for p in [*parameters, extra]}
     command.__doc__ = build.__doc__ or ""
     keywords = tyro.cli(command, args=list(argv), prog=prog, config=(tyro.conf.FlagCreatePairsOff,))
-    return keywords, keywords.pop(runner)
+    given = keywords.pop(runner)
+    return keywords, Flags(**{f.name: getattr(given, f.name) for f in dataclasses.fields(Flags)})
 
 
-def _run(handles: Any, flags: Flags, epilogue: Callable[[RunReport], str] | None) -> int:
+def _helpful_flags() -> Any:
+    """`Flags` without the remark of a default where a flag's help says what holds without it."""
+    import tyro
+
+    def said(name: str, kind: Any, text: str, metavar: str | None = None) -> tuple[str, Any, Any]:
+        hint = tyro.conf.arg(help=text, help_behavior_hint="", metavar=metavar)
+        return name, Annotated[kind, hint], dataclasses.field(default=getattr(Flags, name))
+
+    told = (
+        said("keep_going", bool, "After a failure, still run what does not depend on it."),
+        said("fail_fast", bool, "After a failure, start nothing more: the default."),
+        said(
+            "on_code_change",
+            OnCodeChange | None,
+            "Overrides what steps do when their code changed.",
+            "{rebuild,report,refuse}",
+        ),
+    )
+    return dataclasses.make_dataclass("Flags", told, bases=(Flags,), frozen=True, kw_only=True)
+
+
+def _run(handles: Any, flags: Flags, epilogue: Epilogue | None) -> int:
     graph = lower(handles)
     display = Plain(None) if flags.json else make_display()
     runner = StepRunner(
@@ -168,65 +201,28 @@ def _run(handles: Any, flags: Flags, epilogue: Callable[[RunReport], str] | None
     return _tell(replace(report, html=_write_page(report)), flags, epilogue)
 
 
-def _tell(report: RunReport, flags: Flags, epilogue: Callable[[RunReport], str] | None) -> int:
+def _tell(report: RunReport, flags: Flags, epilogue: Epilogue | None) -> int:
     """The last words on a run, and its exit code."""
     if flags.json:
         print(to_json(report.record), end="")  # noqa: T201
         return report.exit_code
     # A part of the graph is no run of the script: its closing lines may speak of steps that are not there.
     partial = flags.only or flags.until
-    _say(_closing(report, None if partial else epilogue))
+    _say(closing_lines(report, None if partial else epilogue))
     return report.exit_code
 
 
 def _write_page(report: RunReport) -> str | None:
-    """The run's page beside its record; on a local prefix only. A page that cannot be written fails no run."""
-    if "://" in report.prefix:
-        return None
+    """The run's page beside its record. A page that cannot be written fails no run."""
+    if report.prefix.startswith("memory://"):
+        return None  # gone with this process
     from marin_core.report import write_report
 
     try:
         return write_report(report.record, report.prefix, f"{report.prefix}/runs/{report.record.run_id}.html")
-    except OSError as e:
+    except (OSError, PrefixError) as e:
         logging.getLogger(__name__).warning("the run's page was not written: %s", e)
         return None
-
-
-def _closing(report: RunReport, epilogue: Callable[[RunReport], str] | None) -> list[str]:
-    """The last lines: failures with their logs, the script's own words, what was done, and where the page lies."""
-    record = report.record
-    troubles = [lines for node in record.nodes if (lines := _trouble(node, report.prefix))]
-    lines = [line for trouble in troubles[:_MOST_TROUBLES] for line in trouble]
-    if len(troubles) > _MOST_TROUBLES:
-        lines.append(f"and {len(troubles) - _MOST_TROUBLES} more steps that failed or were refused")
-    if report.ok:
-        if epilogue is not None:
-            lines.append(epilogue(report))
-        count = len(record.nodes)
-        seconds = (record.ended_at or record.started_at) - record.started_at
-        executed = len(report.executed)
-        others = ", the others up to date" if executed < count else ""
-        if executed:
-            lines.append(f"done: {executed} of {count} steps executed in {format_seconds(seconds)}{others}")
-        else:
-            lines.append(f"nothing to do: {count} steps up to date")
-    if report.html is not None:
-        lines.append(f"report: {_shown_path(report.html)}")
-    return lines
-
-
-def _trouble(node: NodeRecord, prefix: str) -> list[str]:
-    """Lines on a step that failed or was refused: one for a user's mistake, else the end of the traceback."""
-    if node.outcome == "refused":
-        return [f"refused: step {node.address}: {node.reason}"]
-    if node.outcome != "failed" or node.failure is None:
-        return []
-    where = [f"  log: {_shown_path(f'{prefix}/{node.log}')}"] if node.log else []
-    if node.failure.exit_code is not None:
-        return [f"step {node.name}: {node.failure.message}", *where]
-    text = node.failure.traceback.splitlines()[-_TRACEBACK_LINES:]
-    said = f"step {node.name} failed: {node.failure.type}: {node.failure.message}"
-    return [said, *(f"  {line}" for line in text), *where]
 
 
 def _show_plan(handles: Any, flags: Flags) -> int:
@@ -238,7 +234,7 @@ def _show_plan(handles: Any, flags: Flags) -> int:
     if flags.json:
         print(json.dumps([plan_entry(p) for p in planned], indent=2, allow_nan=False))  # noqa: T201
     else:
-        _say(plan_lines(planned))
+        _say(plan_lines(planned, called=labels_in(graph), keep_going=flags.keep_going))
     return 3 if any(p.decision == "refuse" for p in planned) else 0
 
 
@@ -247,17 +243,28 @@ def plan_entry(planned: Planned) -> dict[str, Any]:
     return {"address": planned.address, "name": planned.name, "decision": planned.decision, "reason": planned.reason}
 
 
-def plan_lines(planned: Sequence[Planned]) -> list[str]:
-    """A plan as lines for people: one a step, then the count."""
-    width = max(len(p.address) for p in planned)
-    lines = [f"{p.decision:<10} {p.address:<{width}}  {p.reason}{_size(p)}" for p in planned]
+def plan_lines(
+    planned: Sequence[Planned], *, called: Mapping[str, str] = MappingProxyType({}), keep_going: bool = False
+) -> list[str]:
+    """A plan as lines for people: one a step, with its address where others of its name are there too, then the count.
+
+    Args:
+        planned: the decisions.
+        called: label by address.
+        keep_going: a refusal stops nothing that does not depend on it.
+    """
+    titles = {p.address: titled(p.address, called.get(p.address, "")) for p in planned}
+    width = max(map(len, titles.values()))
+    lines = [f"{p.decision:<10} {titles[p.address]:<{width}}  {p.reason}{_size(p)}" for p in planned]
     found = Counter(p.decision for p in planned)
     kept: dict[Decision, str] = {"refuse": "refused", "blocked": "blocked", "unselected": "not selected"}
     others = [f"{found[decision]} {said}" for decision, said in kept.items() if found[decision]]
     if not found["run"] and not others:
-        return [*lines, f"nothing to do: {len(planned)} steps up to date"]
-    alone = "; nothing runs without --keep-going" if found["run"] and found["refuse"] else ""
-    return [*lines, ", ".join([f"{found['run']} of {len(planned)} steps would run", *others]) + alone]
+        return [*lines, f"nothing to do: {format_count(len(planned), 'step')} up to date"]
+    would = f"{found['run']} of {format_count(len(planned), 'step')} would run"
+    if found["run"] and found["refuse"] and not keep_going:
+        return [*lines, f"nothing would run: {', '.join(others)}; with --keep-going {would}"]
+    return [*lines, ", ".join([would, *others])]
 
 
 def _size(planned: Planned) -> str:
@@ -267,14 +274,6 @@ def _size(planned: Planned) -> str:
 
 def _say(lines: Sequence[str]) -> None:
     print("\n".join(lines), flush=True)  # noqa: T201
-
-
-def _shown_path(path: str) -> str:
-    """Relative to the working directory where that is shorter."""
-    if "://" in path:
-        return path
-    relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
 
 
 def _cores() -> int:

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 OnCodeChange = Literal["rebuild", "report", "refuse"]
 Role = Literal["out", "work", "input", "value"]
 
+_FEW, _SHORT = 3, 32
+"""Items of a list and characters of a value that a handle's repr shows."""
 _RESERVED = ("name", "version", "resources", "retries")
 
 
@@ -76,7 +78,8 @@ class Step:
 
     def __repr__(self) -> str:
         version = f", version={self.version!r}" if self.version else ""
-        return f"<Step {self.name!r} = {self.function.__qualname__}(…){version}>"
+        shown = (f"{name}={_briefly(value)}" for name, value in self.arguments.items())
+        return f"<Step {self.name!r} = {self.function.__qualname__}({', '.join(shown)}){version}>"
 
     def path(self, prefix: str | Path | None = None) -> Path:
         """The directory of the committed output.
@@ -299,6 +302,21 @@ def replace_steps(value: Any, replacement: Callable[[Step], Any]) -> Any:
     after = [v if type(v) in ATOMS else replace_steps(v, replacement) for v in before]
     changed = any(new is not old for new, old in zip(after, before, strict=True))
     return with_members(value, after) if changed else value
+
+
+def _briefly(value: Any) -> str:
+    """An argument in a handle's repr: a step by its name, what is long by its beginning."""
+    if isinstance(value, Step):
+        return f"<{value.name}>"
+    if isinstance(value, list | tuple) and len(value) > _FEW:
+        return f"[{_briefly(value[0])}, … {len(value)} items]"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_briefly, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{… {len(value)} items}}" if value else "{}"
+    text = value if isinstance(value, str) else repr(value)
+    text = text if len(text) <= _SHORT else f"{text[:_SHORT]}…"
+    return repr(text) if isinstance(value, str) else text
 
 
 def typed_value(step: Step, value: Any) -> Any:

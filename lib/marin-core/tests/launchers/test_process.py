@@ -58,7 +58,8 @@ FLOW = """
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             signal.setitimer(signal.ITIMER_REAL, 3600)
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
-            logging.getLogger().handlers.clear()
+            logging.basicConfig(level=logging.INFO)
+            logging.lastResort.setLevel(logging.ERROR)
             logging.getLogger("left").setLevel(logging.DEBUG)
             logging.disable(logging.ERROR)
             warnings.simplefilter("error")
@@ -75,6 +76,7 @@ FLOW = """
             "timer": signal.getitimer(signal.ITIMER_REAL)[0],
             "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
             "loggers": [len(logging.root.handlers), logging.getLogger("left").level, logging.root.manager.disable],
+            "last resort": logging.lastResort.level,
             "filters": len(warnings.filters),
         }
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -204,3 +205,37 @@ def test_what_is_long_is_told_by_its_size_in_the_record_of_a_run(flow: ModuleTyp
     assert shown["text"].startswith("aaa")
     assert len(shown["text"]) < 300
     assert len(shown["steps"]) == 40
+
+
+def test_the_record_of_a_run_says_what_runs_while_nothing_else_happens(
+    module: Callable[[str], ModuleType], prefix: str, tmp_path: Path
+) -> None:
+    flow = module(
+        """
+        from pathlib import Path
+        from marin_core import step
+        @step
+        def first() -> int:
+            return 1
+        @step
+        def waits(x: int, *, gate: str) -> int:
+            with open(gate) as f:  # a pipe: opens when the test writes to it
+                return len(f.read())
+        """
+    )
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    done: list[bool] = []
+    driver = threading.Thread(
+        target=lambda: done.append(run(flow.waits(flow.first(), gate=str(gate)), prefix=prefix).ok)
+    )
+    driver.start()
+    outcomes: dict[str, str] = {}
+    end = time.monotonic() + 120
+    while outcomes != {"first": "succeeded", "waits": "running"} and time.monotonic() < end:
+        for path in Path(prefix, "runs").glob("*.json"):
+            outcomes = {n["name"]: n["outcome"] for n in json.loads(path.read_text())["nodes"]}
+    gate.write_text("x")
+    driver.join()
+    assert outcomes == {"first": "succeeded", "waits": "running"}
+    assert done == [True]

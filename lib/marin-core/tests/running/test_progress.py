@@ -1,13 +1,26 @@
 """What a run shows: a bar where a body counts, its own words elsewhere."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_core import run
-from marin_core.running.progress import MOST_LINED, Live, Plain, _printable, _shortened, bar_text
+from marin_core.records import NodeRecord
+from marin_core.running.progress import MOST_LINED, Live, Plain, _printable, _rows, _shortened, bar_text
+
+NODE = NodeRecord(
+    address="a/1",
+    name="a",
+    version=None,
+    upstream=(),
+    arguments={},
+    decision="run",
+    reason="",
+    outcome="succeeded",
+)
 
 
 @pytest.mark.parametrize("line", ["step 30/120  loss 4.3", "7 of 14 parts", "1,500/6,000 rows"])
@@ -100,6 +113,21 @@ def test_a_terminal_shows_whole_lines_of_its_width(module, prefix, monkeypatch, 
     assert any("ValueError: part 20 is odd"[: columns // 4] in line for line in lines)
     assert "8 more" in stream.getvalue()
     assert "23/25 steps, 2 failed" in lines[-1]
+
+
+def test_what_failed_or_runs_is_shown_before_anything_else(module, prefix, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "20")
+    part = module(BIG).part
+    stream = io.StringIO()
+    with Live(file=stream) as display:
+        run([part(i=20 * i) for i in range(30)], prefix=prefix, launcher="inline", keep_going=True, observer=display)
+    last = stream.getvalue().rpartition("0/30 steps, 30 failed")[0]
+    assert all(f"part i={20 * i} " in last for i in range(30))
+    nodes = [NODE] * 50 + [replace(NODE, outcome="running")] * 30 + [replace(NODE, outcome="failed")] * 5
+    shown, hidden = _rows(nodes, room=40, is_over=False)
+    assert [n.outcome for n in shown] == ["failed"] * 5 + ["running"] * 30
+    assert {n.outcome for n in hidden} == {"succeeded"}
 
 
 @given(st.text(), st.integers(8, 80))

@@ -147,7 +147,10 @@ class Reach:
             for (path, name), part in zip(places, parts, strict=True):
                 if path is None and part is function:
                     full = f"{function.__module__}.{function.__qualname__}"
-                    raise EncodingError(f"{full} has no source file; define it in a module or script")
+                    raise EncodingError(
+                        f"{full} has no source file, as in a heredoc or notebook cell: put steps into a module, and "
+                        "import them from there"
+                    )
                 if path is not None and sources.is_workspace(path):
                     roots.extend(self._roots(path, name.split(".")[0]))
             name = function_name(function)

@@ -140,7 +140,7 @@ def _told(change: Change) -> list[str]:
     if change.section == "code":
         return ["new" if change.old is None else "gone" if change.new is None else "changed"]
     before, after = (_word(change.name, value) for value in (change.old, change.new))
-    if before == after:
+    if before == after and change.section != "timings":
         before, after = repr(change.old), repr(change.new)  # a difference beyond four digits, or of type
     if change.section == "inputs":
         before, after = before[:12], after[:12]

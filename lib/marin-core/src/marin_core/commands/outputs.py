@@ -14,7 +14,7 @@ from marin_core.commands import Answer
 from marin_core.errors import UsageError
 from marin_core.quantities import format_bytes, format_count
 from marin_core.reading.catalogue import Catalogue
-from marin_core.reading.tables import align
+from marin_core.reading.tables import MOST_ROWS, align, hidden_line
 from marin_core.reading.verification import verify_runs, verify_steps
 
 
@@ -62,15 +62,29 @@ def _collected(parsed: argparse.Namespace, found: Survey, done: list[Removed]) -
         "kept": found.kept,
         "unreadable": list(found.unreadable),
     }
-    rows = [(g.kind, format_bytes(g.num_bytes), g.what, g.why) for g in gone]
+    rows = _rows(gone, all_of_them=parsed.all)
     lines = [
         *align(rows, width=parsed.width, right=frozenset({1})),
+        *([hidden_line("marin gc", len(gone), "item", len(rows))] if len(rows) < len(gone) else []),
         *(f"left alone: {r.garbage.what}: {r.left}" for r in left),
         *(f"left alone: {text}" for text in found.unreadable),
         _kept(found.kept.values()),
         _closing(gone, size, applied=parsed.apply),
     ]
     return Answer(document=document, lines=lines)
+
+
+def _rows(garbage: list[Garbage], *, all_of_them: bool) -> list[tuple[str, ...]]:
+    """A row for each; of more than a screen bears, a row for all of one kind, name and reason."""
+    if all_of_them or len(garbage) <= MOST_ROWS:
+        return [(g.kind, format_bytes(g.num_bytes), g.what, g.why) for g in garbage]
+    groups: dict[tuple[str, str, str], list[Garbage]] = {}
+    for g in garbage:
+        groups.setdefault((g.kind, g.address.rpartition("/")[0] or g.address, g.why), []).append(g)
+    return [
+        (kind, format_bytes(sum(g.num_bytes for g in group)), f"{len(group):,} of {name}", why)
+        for (kind, name, why), group in groups.items()
+    ]
 
 
 def _document(garbage: Garbage) -> dict[str, Any]:

@@ -14,8 +14,10 @@ from typing import Any
 from marin_core.commands import Answer
 from marin_core.errors import UsageError
 from marin_core.exits import aside, exit_code_of
+from marin_core.namesakes import titled
 from marin_core.quantities import format_count
 
+_QUOTE = '"'
 USAGE = {
     "run": "usage: marin run SCRIPT[:build] [script's flags]\n"
     "brings a script's steps up to date\n"
@@ -53,6 +55,7 @@ def explain(script: str, build: Callable[..., Any], flags: list[str], *, prog: s
     """Why each step would run or not."""
     from marin_core.history import History
     from marin_core.reasons import matches
+    from marin_core.running.ledger import labels_in
     from marin_core.store import open_store
 
     full = _taken(flags, "--full")
@@ -65,9 +68,11 @@ def explain(script: str, build: Callable[..., Any], flags: list[str], *, prog: s
     planned = [p for p in plan if matches(glob, lowered.nodes[p.address])]
     history = History(open_store(runner.prefix))
     document = [_explained(p, lowered.nodes[p.address], history) for p in planned]
+    called = labels_in(lowered)
     runs = sum(p.decision == "run" for p in planned)
     last = f"{runs} of {format_count(len(planned), 'step')} would run"
-    lines = [line for entry in document for line in _block(entry, full=full or (len(document) == 1 and glob != ("*",)))]
+    full = full or (len(document) == 1 and glob != ("*",))
+    lines = [line for e in document for line in _block(e, titled(e["address"], called[e["address"]]), full=full)]
     return Answer(document=document, lines=[*lines, last])
 
 
@@ -92,9 +97,9 @@ def _explained(planned: Any, node: Any, history: Any) -> dict[str, Any]:
     }
 
 
-def _block(entry: dict[str, Any], *, full: bool) -> list[str]:
+def _block(entry: dict[str, Any], title: str, *, full: bool) -> list[str]:
     """The decision about one step and its reason; ``full`` adds what they rest on."""
-    lines = [entry["address"], f"  {entry['decision']}: {entry['reason']}"]
+    lines = [title, f"  {entry['decision']}: {entry['reason']}"]
     if not full:
         return lines
     if entry["compared_with"] and entry["compared_with"] != entry["address"]:
@@ -122,7 +127,10 @@ def graph(script: str, build: Callable[..., Any], flags: list[str], *, prog: str
             document={**document, "html": html}, lines=[f"graph of {format_count(len(planned), 'step')}: {html}"]
         )
     number = {address: i for i, address in enumerate(lowered.addresses)}
-    boxes = [f'  s{i}["{address}"]' for address, i in number.items()]
+    from marin_core.running.ledger import labels_in
+
+    called = labels_in(lowered)
+    boxes = [f'  s{i}["{called[a].replace(_QUOTE, "#quot;")}"]' for a, i in number.items()]
     arrows = [f"  s{number[a]} --> s{number[b]}" for a, b in lowered.edges]
     return Answer(document=document, lines=["graph TD", *boxes, *arrows])
 
@@ -130,11 +138,11 @@ def graph(script: str, build: Callable[..., Any], flags: list[str], *, prog: str
 def _lowered(build: Callable[..., Any], flags: Sequence[str], prog: str) -> tuple[Any, Any]:
     """The graph that the script's flags ask for, and the runner's flags."""
     from marin_core.graph import lower
-    from marin_core.script import parse
+    from marin_core.script import built, parse
 
     keywords, runner = parse(build, flags, prog=prog)
     with aside(runner.json):
-        return lower(build(**keywords)), runner
+        return lower(built(build, keywords)), runner
 
 
 def _taken(flags: list[str], flag: str) -> bool:
@@ -176,7 +184,10 @@ def _load(script: str) -> tuple[Any, Callable[..., Any]]:
         raise UsageError(f"{_place(e, str(file), path)}: {type(e).__name__}: {getattr(e, 'msg', None) or e}") from e
     build = getattr(module, name or "build", None)
     if not callable(build):
-        raise UsageError(f"{path} has no function {name or 'build'}(); name the one that returns steps as {path}:NAME")
+        raise UsageError(
+            f"{path} has no function {name or 'build'}(); give the one that returns steps, and that main() gets, a "
+            f"name there (a lambda has none), and say {path}:NAME if that is not build"
+        )
     return module, build
 
 

@@ -7,6 +7,7 @@ interrupted by one.
 """
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
@@ -60,6 +61,18 @@ def _limited(seconds: float | None) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@contextlib.contextmanager
+def _root_logger_kept() -> Generator[None]:
+    """What a body sets up for itself, `logging.basicConfig`, would go on writing to its log, which is closed."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    try:
+        yield
+    finally:
+        root.setLevel(level)
+        root.handlers[:] = handlers
+
+
 class InlineLauncher:
     """Runs each body within `launch`."""
 
@@ -73,7 +86,8 @@ class InlineLauncher:
         """Runs the body to its end, then notifies."""
         with Path(job.log).open("a", encoding="utf-8", buffering=1) as log:
             stream = _Tee(log, sys.stderr)
-            with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):  # type: ignore[type-var]
+            redirected = contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream)  # type: ignore[type-var]
+            with _root_logger_kept(), redirected[0], redirected[1]:
                 code = execute(job.request, handle_interrupts=False, limited=_limited(job.timeout_seconds))
         self._ended[job.name] = JobStatus(running=False, exit_code=code)
         notify(job.name)

@@ -76,10 +76,13 @@ _UNTOUCHED = (logging.NOTSET, (), (), True, False)
 
 
 def _loggers() -> dict[str | None, tuple[Any, ...]]:
-    """The loggers that somebody has set up; None is the root and what is disabled for all."""
+    """The loggers that somebody has set up; None is the root, what is disabled for all, and
+    the handler of those that have none."""
     named = ((n, _logger_state(x)) for n, x in logging.root.manager.loggerDict.items() if isinstance(x, logging.Logger))
     found: dict[str | None, tuple[Any, ...]] = {name: state for name, state in named if state != _UNTOUCHED}
-    found[None] = (*_logger_state(logging.root), logging.root.manager.disable)
+    last = logging.lastResort
+    form = (last, last.level, last.formatter) if last is not None else (None, 0, None)
+    found[None] = (*_logger_state(logging.root), logging.root.manager.disable, *form)
     return found
 
 
@@ -90,7 +93,11 @@ def _restore_loggers(before: dict[str | None, tuple[Any, ...]]) -> None:
         logger.setLevel(level)
         logger.handlers[:], logger.filters[:] = handlers, filters
         if disable:
-            logging.disable(disable[0])
+            number, logging.lastResort, last_level, formatter = disable
+            logging.disable(number)
+            if logging.lastResort is not None:
+                logging.lastResort.setLevel(last_level)
+                logging.lastResort.setFormatter(formatter)
 
 
 def _restore_filters(before: list[Any]) -> None:

@@ -230,6 +230,14 @@ def _fork_watchdog(lifeline: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
+def speak_last(form: str) -> None:
+    """Has loggers heard on stderr that nobody has given a handler, from the level on that they have. The root logger
+    stays as it is, so that a body's or a script's own ``logging.basicConfig`` takes effect."""
+    if logging.lastResort is not None:
+        logging.lastResort.setLevel(logging.NOTSET)
+        logging.lastResort.setFormatter(logging.Formatter(form))
+
+
 def _write_to(log: str) -> None:
     """Stands a log in for standard output and error."""
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -276,7 +284,7 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # The log's last line is what a run shows of this step; which loggers speak at INFO is the step's own choice.
-    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    speak_last("%(message)s")
     return execute(request_path) if channel is None else _serve(channel, request_path)
 
 

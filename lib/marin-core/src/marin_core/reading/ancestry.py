@@ -80,6 +80,22 @@ class Ancestry:
                 found.setdefault(upstream, []).append(address)
         return found
 
+    def adopted(self, text: str) -> list[str]:
+        """Addresses of adopted data of that address, or name, or beginning of an address, in the order in which they
+        were last read."""
+        text = text.strip("/")
+        found: dict[str, tuple[float, str]] = {}
+        for address in (a for down in self._downstream.values() for a in down):
+            record = self._catalogue.remembered(address)
+            if record is None:
+                continue
+            for data in record.adopted:
+                if text in (data, data.rpartition("/")[0]) or ("/" in text and data.startswith(text)):
+                    found[data] = max(found.get(data, (0.0, "")), (record.committed_at, record.run_id))
+        for data, (_, run_id) in found.items():
+            self.of(data, maker=run_id)
+        return sorted(found, key=found.__getitem__)
+
     def _look(self, address: str, maker: str | None) -> Kin:
         found, note = self._catalogue.record(address), ""
         state: State = "committed"

@@ -6,8 +6,19 @@ its own, so that a row is read whole on any width.
 
 from collections.abc import Iterable, Sequence
 
+from marin_core.quantities import format_count
+
 _LEAST_LAST = 16
 """Fewest characters that the last column is worth standing beside the others with."""
+
+
+MOST_ROWS = 40
+"""Rows of single things, a screenful, beyond which a table has a row for all of one name."""
+
+
+def hidden_line(command: str, number: int, noun: str, rows: int) -> str:
+    """Says that a table has been shortened, and how to see all of it."""
+    return f"({number:,} {noun}s in {format_count(rows, 'row')} by name; {command} --all lists each)"
 
 
 def align(rows: Iterable[Sequence[str]], *, width: int | None = None, right: frozenset[int] = frozenset()) -> list[str]:

@@ -111,7 +111,8 @@ def _kept_files(store: Store, attempt: Attempt) -> tuple[FileEntry, ...]:
 def overtime(attempt: Attempt, ended: Ended) -> Failure:
     """The failure of a body that ran past its time, with the place where it was when it was asked to end."""
     limit = attempt.node.step.function.timeout_seconds
-    where = ended.failure.traceback if ended.failure is not None else ""
+    lines = ended.failure.traceback.splitlines() if ended.failure is not None else []
+    where = "\n".join(line for line in lines if not line.startswith("SystemExit: "))  # how a worker is asked to end
     return Failure(type="Timeout", message=f"the body ran past its {limit:g} s", traceback=where)
 
 

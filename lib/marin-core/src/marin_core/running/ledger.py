@@ -1,11 +1,13 @@
 """The ledger of a run: what is known of every node, told to a display and written to ``runs/{run_id}.json``.
 
-The record is written when the run starts, from time to time while nodes change, and when it ends; a run whose driver
-was killed stays ``running`` on disk, with every node as it last stood. Writes are spaced by their own cost, so that
-the record of a large graph never takes more than a small share of the run.
+The record is written when the run starts, soon after nodes have changed, and when it ends; a run whose driver was
+killed stays ``running`` on disk, with every node as it last stood. Writes are spaced by their own cost, so that the
+record of a large graph never takes more than a small share of the run; a change that comes too soon after one is
+written at a moment of its own, for which the run's loop calls `catch_up`.
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 import secrets
@@ -18,6 +20,7 @@ from typing import Any, Protocol
 
 from marin_core import faults
 from marin_core.graph import Graph, Node
+from marin_core.namesakes import Remembered, labels
 from marin_core.processes import Process, this_host
 from marin_core.provenance import environments, facts
 from marin_core.reasons import Planned
@@ -76,6 +79,8 @@ class Ledger:
     store: Store
     graph: Graph
     observer: Observer
+    later: Callable[[float, str], None] = lambda _seconds, _kind: None
+    """Has the loop told in so many seconds that a ``record`` is due."""
     run_id: str = field(default_factory=lambda: _new_run_id(time.time()))
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     files: dict[str, tuple[FileEntry, ...]] = field(default_factory=dict)
@@ -83,6 +88,7 @@ class Ledger:
     _gathering: facts.Gathering = field(init=False)
     _record: RunRecord | None = None
     _next_write: float = 0.0
+    _is_due: bool = False
 
     def __post_init__(self) -> None:
         self._gathering = facts.Gathering(self.store)
@@ -115,6 +121,15 @@ class Ledger:
         self._write()
         self.observer.started(self)
 
+    @functools.cached_property
+    def labels(self) -> dict[str, str]:
+        """Address -> what each step is called where people read; see `namesakes`."""
+        return labels(self.nodes.values())
+
+    def label(self, node: NodeRecord) -> str:
+        """What a step is called where people read."""
+        return self.labels[node.address]
+
     def origin(self) -> Origin:
         """Where this run came from. Waits for git the first time."""
         origin = self._gathering.settled(self.record.environment)
@@ -135,7 +150,16 @@ class Ledger:
         """Changes fields of a node's record."""
         self.nodes[address] = replace(self.nodes[address], **changes)
         self.observer.changed(self.nodes[address])
-        if time.monotonic() >= self._next_write:
+        wait = self._next_write - time.monotonic()
+        if wait <= 0:
+            self._write()
+        elif not self._is_due:
+            self._is_due = True
+            self.later(wait, "record")
+
+    def catch_up(self) -> None:
+        """Writes what has changed since the last write."""
+        if self._is_due:
             self._write()
 
     def commit(self, address: str, record: StepRecord, **changes: Any) -> None:
@@ -181,8 +205,8 @@ class Ledger:
         if culprit.outcome == "blocked":
             return culprit.reason
         if culprit.outcome == "unselected":
-            return f"blocked by {culprit.name}, which has no committed output and is not selected"
-        return f"blocked by {culprit.name}"
+            return f"blocked by {self.label(culprit)}, which has no committed output and is not selected"
+        return f"blocked by {self.label(culprit)}"
 
     def _unstarted(self, node: NodeRecord, status: str) -> NodeRecord:
         bad = [u for u in node.upstream if self.nodes[u].outcome in ("failed", "refused", "blocked")]
@@ -192,6 +216,7 @@ class Ledger:
         return replace(node, outcome="cancelled" if status == "cancelled" else "pending", reason=reason)
 
     def _write(self) -> None:
+        self._is_due = False
         start = time.monotonic()
         try:
             if self._gathering.is_known or self.record.ended_at is not None:
@@ -218,13 +243,23 @@ def planned_node(node: Node, graph: Graph, planned: Planned) -> NodeRecord:
         name=step.name,
         version=step.version,
         upstream=tuple(node.upstream),
-        arguments={k: _shown(v, lambda s: {"step": graph.handles[s]}) for k, v in step.arguments.items()},
+        arguments=_arguments(node, graph),
         decision=planned.decision,
         reason=planned.reason,
         outcome="refused" if planned.decision == "refuse" else "pending",
         digests=Digests(recipe=node.recipe_digest, code=node.code.digest, environment=node.environment, inputs=""),
         doc=next(iter((step.function.__doc__ or "").strip().splitlines()), ""),
     )
+
+
+def labels_in(graph: Graph) -> dict[str, str]:
+    """Address -> what each step of a graph is called where people read; see `namesakes`."""
+    nodes = graph.nodes.values()
+    return labels(Remembered(n.address, n.name, tuple(n.upstream), _arguments(n, graph)) for n in nodes)
+
+
+def _arguments(node: Node, graph: Graph) -> dict[str, Any]:
+    return {k: _shown(v, lambda s: {"step": graph.handles[s]}) for k, v in node.step.arguments.items()}
 
 
 def _shown(value: Any, of_step: Callable[[Step], Any]) -> Any:

@@ -85,8 +85,8 @@ class Loop:
         self.graph, self.store, self.launcher, self.options = graph, store, launcher, options
         self.keep_going = keep_going
         self.lease_seconds = lease_seconds
-        self.ledger = Ledger(store=store, graph=graph, observer=observer)
         self.events = Events()
+        self.ledger = Ledger(store=store, graph=graph, observer=observer, later=self.events.later)
         self.stopping: _Stopping | None = None
         self.interrupts = Interrupts(
             note=lambda number: self.events.put("signal", number), kill=lambda: self.bodies.end(grace=0)
@@ -112,7 +112,6 @@ class Loop:
             UsageError: a step that has to run asks for what is not here, as accelerators; nothing ran.
             RunInterrupted: a signal came; the bodies are stopped and the record is written.
         """
-        self.store.check_writable()
         seen = last_collection(self.store)
         planned = self.decisions.plan()
         for node in (self.graph.nodes[p.address] for p in planned if p.decision == "run"):
@@ -157,6 +156,8 @@ class Loop:
     def _handle(self, kind: str, subject: Any, detail: Any) -> None:
         if kind == "signal":
             self.stopping = "cancelled"
+        elif kind == "record":
+            self.ledger.catch_up()
         elif kind == "look":
             self._look()
         elif kind == "ask":
@@ -294,7 +295,7 @@ class Loop:
             self.contested.add(node.address)
             holder = leases.read(self.store, node.address)
             by = holder.who if holder else "another run"
-            self.ledger.observer.said(f"{node.name}: being made by {by}, waiting for it")
+            self.ledger.observer.said(f"{self.ledger.labels[node.address]}: being made by {by}, waiting for it")
             self._look_later()
 
     def _attempt(self, node: Node, lease: leases.Holding, reason: str) -> Succession:
@@ -369,9 +370,9 @@ class Loop:
         rule, tries = retry_of(node.step.retries), self.tries[address]
         if self.stopping is None and rule.covers(failure, tries=tries):
             seconds = rule.wait_seconds(address, tries=tries)
-            when = f"again in {format_seconds(seconds)}" if seconds else "again"
-            text = f"failed ({failure.type}: {failure.message}), trying {when}"
-            self.ledger.observer.said(f"{node.name}: {text}")
+            when = f"in {format_seconds(seconds)}" if seconds else "at once"
+            text = f"failed ({failure.type}: {failure.message}), attempt {tries + 1} of {rule.times + 1} {when}"
+            self.ledger.observer.said(f"{self.ledger.labels[address]}: {text}")
             self.ledger.set(address, outcome="pending", reason=text, failure=failure)
             if seconds:
                 self.resting[address] = failure

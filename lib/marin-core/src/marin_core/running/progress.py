@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from marin_core.quantities import format_bytes, format_count, format_seconds
 from marin_core.records import NodeRecord, RunRecord
@@ -39,6 +39,8 @@ _WIDE = 80
 """Columns from which on there is room for a bar beside a line."""
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|.)")
 _COUNTS = re.compile(r"\b(\d[\d,]*)(?:/| of )(\d[\d,]*)\b")
+_URGENT: dict[str, int] = {"failed": 0, "refused": 0, "running": 1}
+"""Outcomes whose steps are shown whatever else has to be left out, in this order."""
 _MARKS = {
     "succeeded": ("✓", "green"),
     "reused": ("·", "dim"),
@@ -108,6 +110,10 @@ class _Display:
     def tick(self) -> None:
         """Looks at the logs of running steps."""
 
+    def label(self, node: NodeRecord) -> str:
+        """What a step is called."""
+        return self.view.label(node) if self.view is not None else node.name
+
     def last_line(self, node: NodeRecord) -> str:
         """The last line that the node's body has printed."""
         local = self.view.store.local if self.view else None
@@ -144,17 +150,17 @@ class Plain(_Display):
             return
         self._said[node.address] = outcome
         if outcome in ("failed", "refused"):
-            self.said(f"{node.name}: {outcome}")
+            self.said(f"{self.label(node)}: {outcome}")
         elif self._lines_left is not None:
             return
         elif outcome == "running":
-            self.said(f"{node.name}: started ({node.reason})")
+            self.said(f"{self.label(node)}: started ({node.reason})")
         elif outcome == "succeeded":
             files = format_count(node.num_files, "file")
             size = f", {files}, {format_bytes(node.num_bytes)}" if node.num_files else ""
-            self.said(f"{node.name}: done in {format_seconds(node.seconds)}{size}")
+            self.said(f"{self.label(node)}: done in {format_seconds(node.seconds)}{size}")
         elif outcome in ("blocked", "unselected"):
-            self.said(f"{node.name}: {outcome} ({node.reason})")
+            self.said(f"{self.label(node)}: {outcome} ({node.reason})")
 
     def said(self, text: str) -> None:
         """Prints a line, if there is one left."""
@@ -178,7 +184,7 @@ class Plain(_Display):
             line = self.last_line(node)
             if line and self._shown.get(node.address) != line:
                 self._shown[node.address] = line
-                self._print(f"{node.name}: {line.strip()}")
+                self._print(f"{self.label(node)}: {line.strip()}")
 
     def _count(self, nodes: Sequence[NodeRecord]) -> None:
         counted = counts_of(nodes)
@@ -202,6 +208,7 @@ class Live(_Display):
         from rich.console import Console
         from rich.live import Live as RichLive
 
+        self._is_over = False
         self._console = Console(file=file)
         self._live = RichLive(
             console=self._console,
@@ -232,6 +239,7 @@ class Live(_Display):
 
     def ended(self, record: RunRecord) -> None:
         """Leaves the table as it stands at the end."""
+        self._is_over = True
         if self._live.is_started:
             self._live.refresh()
 
@@ -246,13 +254,14 @@ class Live(_Display):
             table.add_column(column, no_wrap=True, justify="right" if column in ("time", "size") else "left")
         table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1)  # the one that gives way
         nodes = list(self.view.nodes.values()) if self.view else []
-        shown, hidden = _rows(nodes, most=min(_MOST_ROWS, max(3, self._console.height - 3)))
+        shown, hidden = _rows(nodes, room=max(3, self._console.height - 3), is_over=self._is_over)
         for node in shown:
             mark, style = _MARKS[node.outcome]
-            name = _shortened(node.name, most=max(8, width // 3))
+            name = _shortened(self.label(node), most=max(8, width // 3))
             table.add_row(Text(mark, style), Text(name), *(Text(t, "dim") for t in self._cells(node, width=width)))
         if hidden:
-            table.add_row("", Text(f"… {hidden:,} more", "dim"), "", "", "")
+            counts = ", ".join(f"{n:,} {'waiting' if o == 'pending' else o}" for o, n in _by_outcome(hidden))
+            table.add_row("", Text(f"… {len(hidden):,} more", "dim"), "", "", Text(counts, "dim"))
         done = sum(n.outcome in ("succeeded", "reused") for n in nodes)
         total = Text(f"   {counts_of(nodes)}  {bar_of(done, len(nodes))}", "bold", no_wrap=True, overflow="ellipsis")
         return Group(table, total)
@@ -280,10 +289,16 @@ def _printable(line: str) -> str:
     return "".join(c for c in _ESCAPES.sub("", line) if c.isprintable()).strip()
 
 
-def _rows(nodes: list[NodeRecord], *, most: int) -> tuple[list[NodeRecord], int]:
-    """As many nodes as a screen bears: all, or the running and failed ones first."""
+def _rows(nodes: list[NodeRecord], *, room: int, is_over: bool) -> tuple[list[NodeRecord], list[NodeRecord]]:
+    """The nodes that are shown, and those that are not: all that failed or run, as far as the screen has room for them
+    (when the run is over the table may be longer), then others up to a number."""
+    urgent = sum(n.outcome in _URGENT for n in nodes)
+    most = max(min(_MOST_ROWS, room), urgent if is_over else min(urgent, room))
     if len(nodes) <= most:
-        return nodes, 0
-    order: dict[Any, int] = {"running": 0, "failed": 1, "refused": 1, "blocked": 2, "pending": 3}
-    chosen = sorted(nodes, key=lambda n: order.get(n.outcome, 4))[:most]
-    return chosen, len(nodes) - most
+        return nodes, []
+    ranked = sorted(nodes, key=lambda n: _URGENT.get(n.outcome, 2 if n.outcome == "blocked" else 3))
+    return ranked[:most], ranked[most:]
+
+
+def _by_outcome(nodes: list[NodeRecord]) -> list[tuple[str, int]]:
+    return Counter[str](node.outcome for node in nodes).most_common()

@@ -8,10 +8,10 @@ to open (the failed, then the targets, then the rest in order); the others keep 
 import functools
 from dataclasses import dataclass, replace
 
+from marin_core.namesakes import distinctions
 from marin_core.records import NodeRecord, RunRecord
 from marin_core.web.files import FoundFile, PrefixFiles, UnreadableFileError
 from marin_core.web.markup import Markup, element
-from marin_core.web.naming import distinctions
 
 MAX_INSPECTED = 400
 _MAX_FILES = 2000
@@ -36,7 +36,7 @@ class RunView:
     edges: tuple[tuple[int, int], ...]
     """(upstream, dependant) by position in ``record.nodes``."""
     distinctions: tuple[str, ...]
-    """What tells each step from others of its name; see `naming`."""
+    """What tells each step from others of its name; see `namesakes`."""
     targets: tuple[int, ...]
     inspected: frozenset[int]
     """Positions of the steps whose logs and outputs are read."""

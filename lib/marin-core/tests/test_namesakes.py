@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marin_core.namesakes import distinctions
 from marin_core.records import NodeRecord
-from marin_core.web.naming import distinctions
 
 
 def node(name: str, key: object, **arguments: Any) -> NodeRecord:

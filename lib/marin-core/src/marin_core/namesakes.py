@@ -6,18 +6,68 @@ distinguishes its upstream (the evaluation of the run with ``lr=0.003``); failin
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from marin_core.quantities import format_number, is_number
-from marin_core.records import NodeRecord
+from marin_core.records import StepRecord
 
 _MAX_NAMED = 3
 _MAX_DEPTH = 5
 _MAX_CHARACTERS = 24
 
 
-def distinctions(nodes: Sequence[NodeRecord], edges: Sequence[tuple[int, int]]) -> list[str]:
+class Member(Protocol):
+    """What is known of a step that may share its name; a `NodeRecord`, for one."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def upstream(self) -> Sequence[str]: ...
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Literals as JSON, an upstream step as ``{"step": address}``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """A member that a committed step's record tells of."""
+
+    address: str
+    name: str
+    upstream: tuple[str, ...]
+    arguments: dict[str, Any]
+
+    @classmethod
+    def of(cls, record: StepRecord) -> "Remembered":
+        arguments = {name: _decoded(*value) for name, value in record.recipe.get("arguments", {}).items()}
+        return cls(record.address, record.name, record.upstream, arguments)
+
+
+def labels(members: Iterable[Member]) -> dict[str, str]:
+    """Address -> name, with what tells it apart where the name alone does not: ``train lr=0.3, seed=3``.
+
+    Args:
+        members: the steps, upstream before dependants.
+    """
+    members = list(members)
+    position = {member.address: i for i, member in enumerate(members)}
+    edges = [(position[u], i) for i, m in enumerate(members) for u in m.upstream if position.get(u, i) < i]
+    apart = distinctions(members, edges)
+    return {m.address: f"{m.name} {said}".rstrip() for m, said in zip(members, apart, strict=True)}
+
+
+def titled(address: str, label: str) -> str:
+    """A step's address, with its label where that says more than its name: ``train/0123456789ab lr=0.3``."""
+    name, _, last = address.rpartition("/")
+    return address if label in ("", name, f"{name} {last}") else f"{address} {label.removeprefix(f'{name} ')}"
+
+
+def distinctions(nodes: Sequence[Member], edges: Sequence[tuple[int, int]]) -> list[str]:
     """For each step what sets it apart from others of its name; empty where the name is unique.
 
     Args:
@@ -44,7 +94,7 @@ def distinctions(nodes: Sequence[NodeRecord], edges: Sequence[tuple[int, int]]) 
 
 def _differing(group: Sequence[Mapping[str, Any]]) -> list[str]:
     """Each member's values of the arguments that are not the same in all."""
-    names = dict.fromkeys(name for literals in group for name in literals)
+    names = sorted({name for literals in group for name in literals})  # on disk too they are in this order
     differing = [name for name in names if len({repr(literals.get(name)) for literals in group}) > 1][:_MAX_NAMED]
     short = [name.rpartition(".")[2] for name in differing]
     shown = short if len(set(short)) == len(short) else differing
@@ -71,3 +121,22 @@ def _literals(value: Any, *, path: str = "", depth: int = 0) -> dict[str, Any]:
 def _word(value: Any) -> str:
     text = format_number(value) if is_number(value) else str(value)
     return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
+
+
+def _decoded(tag: str, *rest: Any) -> Any:
+    """A value of a recipe as JSON for people, as far as it is scalars in dataclasses and dicts."""
+    if tag == "dataclass":
+        return {name: _decoded(*value) for name, value in rest[1].items()}
+    if tag in ("dict", "OrderedDict", "defaultdict"):
+        return {str(_decoded(*key)): _decoded(*value) for key, value in rest[0]}
+    if tag == "float":
+        return float.fromhex(rest[0]) if "0x" in rest[0] else float(rest[0])
+    if tag == "int":
+        return int(rest[0])
+    return (
+        rest[0]
+        if tag in ("str", "bool", "none", "path", "posix path")
+        else {"step": rest[0]}
+        if tag == "step"
+        else list(rest)
+    )
