@@ -90,7 +90,9 @@ class _Scope:
 
     def __init__(self, *, is_function: bool = False) -> None:
         self.is_function = is_function
-        self.bound: dict[str, Import | None] = {}
+        self.bound: set[str] = set()
+        self.imports: dict[str, dict[Import, None]] = {}
+        """All that a name is imported from: which of two imports runs, only a run can tell."""
         self.outer: set[str] = set()
         self.reads: dict[Chain, None] = {}
 
@@ -154,7 +156,7 @@ class Reader:
         if isinstance(node.ctx, ast.Load):
             self.scopes[-1].reads[node.id,] = None
         else:
-            self.scopes[-1].bound.setdefault(node.id, None)
+            self.scopes[-1].bound.add(node.id)
 
     def _attribute(self, node: ast.Attribute) -> None:
         names, base = [node.attr], node.value
@@ -177,7 +179,7 @@ class Reader:
     def _call(self, node: ast.Call) -> None:
         """``import_module("helpers")``: there, one word is a module too."""
         self._children(node, _fields(type(node)))
-        first = node.args[0] if node.args else None
+        first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
         name = first.value if isinstance(first, ast.Constant) else None
         if (
             isinstance(name, str)
@@ -194,7 +196,9 @@ class Reader:
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         self._children(node, _fields(type(node)))
-        self.scopes[-1].bound.update(imported(node))
+        for name, target in imported(node):
+            self.scopes[-1].bound.add(name)
+            self.scopes[-1].imports.setdefault(name, {})[target] = None
         self.loads.extend(loaded(node))
 
     def _annotated(self, node: ast.AnnAssign) -> None:
@@ -202,7 +206,7 @@ class Reader:
         if node.value is not None:
             self.read(ast.Assign(targets=[node.target], value=node.value))
         elif isinstance(node.target, ast.Name):
-            self.scopes[-1].bound.setdefault(node.target.id, None)
+            self.scopes[-1].bound.add(node.target.id)
 
     def _outer(self, node: ast.Global | ast.Nonlocal) -> None:
         self._children(node, _fields(type(node)))
@@ -211,33 +215,34 @@ class Reader:
     def _named(self, node: Any) -> None:
         """Patterns and handlers that bind a name given as text."""
         if node.name:
-            self.scopes[-1].bound.setdefault(node.name, None)
+            self.scopes[-1].bound.add(node.name)
         self._children(node, _fields(type(node)))
 
     def _function(self, node: Any) -> None:
         """Decorators, defaults and annotations belong to the scope around, parameters and body to a new one."""
         if not isinstance(node, ast.Lambda):
             self.text.append(node.name)
-            self.scopes[-1].bound.setdefault(node.name, None)
+            self.scopes[-1].bound.add(node.name)
             is_step = self._decorators(node)
             self._children(node, ("type_params",) if is_step else ("returns", "type_params"))
         self.read(node.args)
         arguments = node.args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         self.scopes.append(_Scope(is_function=True))
-        self.scopes[-1].bound.update({a.arg: None for a in named if a is not None})
+        self.scopes[-1].bound.update(a.arg for a in named if a is not None)
         self.read(node.body)
         self._leave()
 
     def _class(self, node: ast.ClassDef) -> None:
-        """Names that a class body binds are not seen by its methods, so they hide nothing from the scope around."""
+        """Names that a class body binds are not seen by its methods, so they hide nothing from the scope around; what
+        it imports becomes an attribute, which may be read in any way."""
         self.text.append(node.name)
-        self.scopes[-1].bound.setdefault(node.name, None)
+        self.scopes[-1].bound.add(node.name)
         self._decorators(node)
         self._children(node, ("bases", "keywords", "type_params"))
         self.scopes.append(_Scope())
         self.read(node.body)
-        self.scopes[-1].bound = {n: i for n, i in self.scopes[-1].bound.items() if i is not None}
+        self.scopes[-1].outer.update(self.scopes[-1].bound)
         self._leave()
 
     def _comprehension(self, node: ast.AST) -> None:
@@ -259,11 +264,11 @@ class Reader:
     def _leave(self) -> None:
         """Ends a scope: what it does not bind is read from the scope around; what an import binds is found."""
         scope = self.scopes.pop()
+        for name in scope.outer & scope.imports.keys():  # whoever reads it, there or elsewhere
+            self.found.update(dict.fromkeys(Read((), target) for target in scope.imports[name]))
         for chain in scope.reads:
             if chain[0] in scope.bound and chain[0] not in scope.outer:
-                local = scope.bound[chain[0]]
-                if local is not None:
-                    self.found[Read(chain[1:], local)] = None
+                self.found.update(dict.fromkeys(Read(chain[1:], i) for i in scope.imports.get(chain[0], ())))
             else:
                 self.scopes[-1].reads[chain] = None
 

@@ -23,7 +23,7 @@ from marin_core.remembered import recall, remember
 
 Kind = Literal["helper", "class", "constant", "import", "statement"]
 
-_SCHEMA = 4
+_SCHEMA = 5
 _EXECUTOR = "marin_core"
 _RUNNERS = ("main", "run", "resolve", "StepRunner")
 _DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
