@@ -263,6 +263,47 @@ REACHED = {
         ("others", "return 1", "return 2"),
         "pkg.others:f",
     ),
+    "a module that import_module gets by keyword": (
+        {
+            "main": "import importlib\n@step\ndef work(): return importlib.import_module(name='pkg').f()",
+            "__init__": "def f(): return 1",
+        },
+        ("__init__", "return 1", "return 2"),
+        "pkg:f",
+    ),
+    "a module that a constant names in one word": (
+        {
+            "__init__": "def f(): return 1",
+            "main": "import importlib\nNAME = 'pkg'\n@step\ndef work(): return importlib.import_module(NAME).f()",
+        },
+        ("__init__", "return 1", "return 2"),
+        "pkg:f",
+    ),
+    "a package that python -m runs": (
+        {
+            "__main__": "if __name__ == '__main__':\n    print(1)",
+            "main": "import subprocess, sys\n@step\ndef work(): subprocess.run([sys.executable, '-m', 'pkg'])",
+        },
+        ("__main__", "print(1)", "print(2)"),
+        "pkg.__main__:print()",
+    ),
+    "a script whose path is put together by parts": (
+        {
+            "tool": "print(1)",
+            "main": "from pathlib import Path\nHERE = Path(__file__).parent.parent\n@step\n"
+            "def work(): return HERE / 'pkg' / 'tool.py'",
+        },
+        ("tool", "print(1)", "print(2)"),
+        "pkg.tool:print()",
+    ),
+    "a script whose path os.path.join puts together": (
+        {
+            "tool": "print(1)",
+            "main": "import os\n@step\ndef work(here: str): return os.path.join(here, 'pkg', 'tool.py')",
+        },
+        ("tool", "print(1)", "print(2)"),
+        "pkg.tool:print()",
+    ),
     "an enum's value": (
         {"main": "import enum\nclass E(enum.Enum):\n    A = 1\n@step\ndef work(): return E.A.value"},
         ("main", "A = 1", "A = 2"),

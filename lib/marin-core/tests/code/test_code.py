@@ -144,3 +144,16 @@ def test_a_file_beside_the_script_comes_before_the_standard_library(
     for cached in (sources.locate, sources._top_level):
         cached.cache_clear()
     assert sources.locate("statistics") is None
+
+
+@pytest.mark.parametrize("damaged", ["{}", "[]", '{"units": 3}', '{"units": {"a": [1]}}', "3", "{"])
+def test_a_damaged_memory_of_a_file_is_ignored(
+    code_of: Callable[..., Code], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = code_of(main=BASE).digest
+    memories = list((tmp_path / "cache/marin/syntax").iterdir())
+    assert memories
+    for memory in memories:
+        memory.write_text(damaged)
+    assert code_of(main=BASE).digest == before

@@ -71,6 +71,18 @@ def loaded(node: ast.Import | ast.ImportFrom) -> list[Import]:
     return [Import(0, a.name, None) for a in node.names]
 
 
+def imports_by_variable(tree: ast.AST) -> bool:
+    """Whether there is an ``import_module(NAME)``, whose argument is not spelt out."""
+    calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and dotted(n.func)[-1:])
+    return any(
+        dotted(call.func)[-1] in _IMPORTERS
+        and any(
+            not isinstance(a, ast.Constant | ast.JoinedStr) for a in (*call.args[:1], *(k.value for k in call.keywords))
+        )
+        for call in calls
+    )
+
+
 def dotted(node: ast.AST | None) -> Chain:
     """The dotted name that an expression starts with: ``a.b`` of ``a.b``, ``a.b(…)`` and ``a.b[…].c``."""
     if isinstance(node, ast.Name):
@@ -108,8 +120,10 @@ class Reader:
     Empty fields are left out of the text, so that fields a later Python adds do not change it.
     """
 
-    def __init__(self, executors: frozenset[str]) -> None:
+    def __init__(self, executors: frozenset[str], *, words: bool = False) -> None:
         self.executors = executors
+        self.words = words
+        """Whether any one word may name a module: ``import_module(NAME)``."""
         self.text: list[str] = []
         self.found: dict[Read, None] = {}
         self.loads: list[Import] = []
@@ -126,6 +140,7 @@ class Reader:
         """A node, a list of nodes or a leaf."""
         if isinstance(node, list):
             self.text.append("[")
+            self._after_dash_m(node)
             for item in _ordered(node):
                 if isinstance(item, ast.AnnAssign) and self.scopes[-1].is_function:
                     self._annotated(item)
@@ -175,10 +190,42 @@ class Reader:
         self.text.append(hex(value) if type(value) is int else repr(value))
         if isinstance(value, str):
             self.found.update(dict.fromkeys(_named_in(value)))
+            if self.words and value.isidentifier():
+                self.found[Read((), Import(0, value, None))] = None
+
+    def _after_dash_m(self, nodes: list[Any]) -> None:
+        """``[sys.executable, "-m", "prep"]``"""
+        for before, after in itertools.pairwise(nodes):
+            if isinstance(before, ast.Constant) and before.value == "-m" and isinstance(after, ast.Constant):
+                module = after.value
+                if isinstance(module, str) and _MODULE_STRING.fullmatch(module):
+                    self.found[Read((), Import(0, module, None))] = None
+                    self.found[Read((), Import(0, module, "__main__"))] = None
+
+    def _division(self, node: ast.BinOp) -> None:
+        """``HERE / "tools" / "split.py"``"""
+        self._children(node, _fields(type(node)))
+        parts: list[ast.expr] = []
+        base: ast.expr = node
+        while isinstance(base, ast.BinOp) and isinstance(base.op, ast.Div):
+            parts.insert(0, base.right)
+            base = base.left
+        self._joined(parts)
+
+    def _joined(self, parts: list[ast.expr]) -> None:
+        """Parts of a path: those at its end that are given as text may name a script."""
+        words: list[str] = []
+        for part in reversed(parts):
+            if not isinstance(part, ast.Constant) or not isinstance(part.value, str):
+                break
+            words.insert(0, part.value)
+        if len(words) > 1 and _FILE_STRING.fullmatch("/".join(words)):
+            self.found[Read((), Import(BY_FILE, "/".join(words), None))] = None
 
     def _call(self, node: ast.Call) -> None:
         """``import_module("helpers")``: there, one word is a module too."""
         self._children(node, _fields(type(node)))
+        self._joined(node.args)
         first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
         name = first.value if isinstance(first, ast.Constant) else None
         if (
@@ -277,6 +324,7 @@ _SPECIAL: dict[type[ast.AST], Any] = {
     ast.Name: Reader._name,
     ast.Attribute: Reader._attribute,
     ast.Constant: Reader._constant,
+    ast.BinOp: Reader._division,
     ast.Call: Reader._call,
     ast.Subscript: Reader._subscript,
     ast.Import: Reader._import,

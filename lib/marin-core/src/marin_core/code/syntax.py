@@ -9,6 +9,7 @@ Summaries are remembered between processes (`remembered`): reading a hundred fil
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import sys
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from marin_core.code.scopes import FUNCTIONS, Chain, Import, Read, Reader, dotted, imported, loaded
+from marin_core.code.scopes import FUNCTIONS, Chain, Import, Read, Reader, dotted, imported, imports_by_variable, loaded
 from marin_core.errors import EncodingError
 from marin_core.remembered import recall, remember
 
@@ -79,7 +80,8 @@ def _summary(path: Path, _mtime: int, _size: int) -> Summary:
     key = f"{_SCHEMA} {sys.version_info[:2]} {hashlib.sha256(text).hexdigest()}"
     remembered = recall("syntax", key)
     if remembered is not None:
-        return _from_json(remembered)
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            return _from_json(remembered)
     try:
         tree = ast.parse(text, filename=str(path))
     except (SyntaxError, ValueError) as e:
@@ -120,7 +122,8 @@ def _from_json(data: Any) -> Summary:
 class _Module:
     """What a walk over a module's statements has found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, words: bool) -> None:
+        self.words = words
         self.statements: dict[str, list[Any]] = {}
         self.imports: dict[str, list[Import]] = {}
         self.typing: dict[str, list[Import]] = {}
@@ -136,7 +139,8 @@ class _Module:
         runners = {n for n, i in of_executor.items() if i.attribute is None or i.attribute in _RUNNERS}
         units = {}
         for name, nodes in self.statements.items():
-            units[name] = _unit(name, nodes, executors, tuple(self.imports.get(name, ())))
+            reader = Reader(executors, words=self.words)
+            units[name] = _unit(name, nodes, reader, tuple(self.imports.get(name, ())))
         for name, found in self.imports.items():
             if name not in units and name not in executors:
                 units[name] = Unit("import", _sha(repr(list(dict.fromkeys(found)))), ())
@@ -172,10 +176,11 @@ class _Module:
                     self.loads.extend(loaded(node))
                 continue
             names = _bound_names(node)
-            if not names and runs and isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+            if not names and isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
                 callee = node.value.func if isinstance(node.value, ast.Call) else node.value
                 names = [f"{ast.unparse(callee)[:_LONGEST]}()"]
-                self.effects[names[0]] = None
+                if runs:
+                    self.effects[names[0]] = None
             for name in names:
                 self.statements.setdefault(name, []).extend((*around, node))
             if isinstance(node, _DEFINITIONS):
@@ -202,7 +207,7 @@ class _Module:
 
 
 def _analyse(tree: ast.Module) -> Summary:
-    module = _Module()
+    module = _Module(words=imports_by_variable(tree))
     module.read(tree.body)
     return module.summary()
 
@@ -276,8 +281,7 @@ def _walrus(node: ast.stmt) -> list[str]:
     return list(dict.fromkeys(n.target.id for n in found))
 
 
-def _unit(name: str, nodes: list[Any], executors: frozenset[str], imports: tuple[Import, ...]) -> Unit:
-    reader = Reader(executors)
+def _unit(name: str, nodes: list[Any], reader: Reader, imports: tuple[Import, ...]) -> Unit:
     for node in nodes:
         reader.read(node)
     first = next(node for node in nodes if isinstance(node, ast.stmt))
