@@ -17,6 +17,7 @@ import functools
 import itertools
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 Chain = tuple[str, ...]
@@ -28,6 +29,17 @@ _MODULE_STRING = re.compile(r"(\.*)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\.?)(?::([A-Z
 _FILE_STRING = re.compile(r"[\w./-]*\w\.py")
 _IMPORTERS = ("import_module", "__import__", "run_module", "find_spec")
 _WHOLE_MODULE = ("globals", "eval", "exec")
+
+_IMMUTABLE = (str, bytes, int, float, tuple, frozenset, range, Path, re.Pattern, re.Match)
+_LOGGING = ("debug", "info", "warning", "error", "exception", "critical", "log", "getChild", "isEnabledFor")
+HARMLESS = frozenset(m for kind in _IMMUTABLE for m in dir(kind) if m[0] != "_") | {
+    *("keys", "values", "items", "get", "copy"),
+    *_LOGGING,
+}
+"""Methods that are taken to change nothing, whatever they are called on."""
+
+CHANGED = "="
+"""Ends the chain of a thing that is assigned to: ``("CONFIG", "=")`` for ``CONFIG["x"] = 1``."""
 
 BY_FILE = -1
 """Level of an import that names a file, relative to the one it stands in; that file itself if it names none."""
@@ -106,7 +118,10 @@ class _Scope:
         self.imports: dict[str, dict[Import, None]] = {}
         """All that a name is imported from: which of two imports runs, only a run can tell."""
         self.outer: set[str] = set()
+        self.parameters: set[str] = set()
         self.reads: dict[Chain, None] = {}
+        self.acts: dict[tuple[Chain, bool], None] = {}
+        """What is called or changed, and whether that waits for a call."""
 
 
 @functools.cache
@@ -127,11 +142,20 @@ class Reader:
         self.text: list[str] = []
         self.found: dict[Read, None] = {}
         self.loads: list[Import] = []
+        self.acts: dict[Read, None] = {}
+        """What is called or changed when the module is loaded."""
+        self.changes: dict[Read, None] = {}
+        """What is called or changed when the unit is called."""
+        self.touches = False
+        """Whether a call changes what it is given, or a global."""
+        self.is_step = False
         self.scopes = [_Scope()]
 
     def finish(self) -> list[Read]:
         """All reads; at module level nothing is local."""
         self.found.update(dict.fromkeys(Read(chain, None) for chain in self.scopes[0].reads))
+        for chain, later in self.scopes[0].acts:
+            (self.changes if later else self.acts)[Read(chain, None)] = None
         if any(chain[0] in _WHOLE_MODULE for chain in self.scopes[0].reads):
             self.found[_OWN_MODULE] = None
         return list(self.found)
@@ -174,6 +198,8 @@ class Reader:
             self.scopes[-1].bound.add(node.id)
 
     def _attribute(self, node: ast.Attribute) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self._act(dotted(node.value), CHANGED)
         names, base = [node.attr], node.value
         while isinstance(base, ast.Attribute):
             names.append(base.attr)
@@ -192,6 +218,11 @@ class Reader:
             self.found.update(dict.fromkeys(_named_in(value)))
             if self.words and value.isidentifier():
                 self.found[Read((), Import(0, value, None))] = None
+
+    def _act(self, chain: Chain, *more: str) -> None:
+        if chain:
+            later = any(scope.is_function for scope in self.scopes)
+            self.scopes[-1].acts[(*chain, *more), later] = None
 
     def _after_dash_m(self, nodes: list[Any]) -> None:
         """``[sys.executable, "-m", "prep"]``"""
@@ -226,6 +257,11 @@ class Reader:
         """``import_module("helpers")``: there, one word is a module too."""
         self._children(node, _fields(type(node)))
         self._joined(node.args)
+        callee = dotted(node.func)
+        if callee in (("setattr",), ("delattr",)):
+            self._act(dotted(node.args[0] if node.args else None), CHANGED)
+        elif len(callee) == 1 or (callee[-1:] != () and callee[-1] not in HARMLESS):
+            self._act(callee)
         first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
         name = first.value if isinstance(first, ast.Constant) else None
         if (
@@ -238,6 +274,8 @@ class Reader:
 
     def _subscript(self, node: ast.Subscript) -> None:
         self._children(node, _fields(type(node)))
+        if not isinstance(node.ctx, ast.Load):
+            self._act(dotted(node.value), CHANGED)
         if dotted(node.value) == ("sys", "modules"):
             self.found[_OWN_MODULE] = None
 
@@ -258,6 +296,7 @@ class Reader:
     def _outer(self, node: ast.Global | ast.Nonlocal) -> None:
         self._children(node, _fields(type(node)))
         self.scopes[-1].outer.update(node.names)
+        self.touches |= isinstance(node, ast.Global)
 
     def _named(self, node: Any) -> None:
         """Patterns and handlers that bind a name given as text."""
@@ -271,12 +310,14 @@ class Reader:
             self.text.append(node.name)
             self.scopes[-1].bound.add(node.name)
             is_step = self._decorators(node)
+            self.is_step |= is_step and len(self.scopes) == 1
             self._children(node, ("type_params",) if is_step else ("returns", "type_params"))
         self.read(node.args)
         arguments = node.args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         self.scopes.append(_Scope(is_function=True))
-        self.scopes[-1].bound.update(a.arg for a in named if a is not None)
+        self.scopes[-1].parameters.update(a.arg for a in named if a is not None)
+        self.scopes[-1].bound |= self.scopes[-1].parameters
         self.read(node.body)
         self._leave()
 
@@ -318,6 +359,15 @@ class Reader:
                 self.found.update(dict.fromkeys(Read(chain[1:], i) for i in scope.imports.get(chain[0], ())))
             else:
                 self.scopes[-1].reads[chain] = None
+        for chain, later in scope.acts:
+            name, *rest = chain
+            if name not in scope.bound or name in scope.outer:
+                self.scopes[-1].acts[chain, later] = None
+            elif name in scope.imports:
+                acts = self.changes if later else self.acts
+                acts.update(dict.fromkeys(Read(tuple(rest), i) for i in scope.imports[name]))
+            elif name in scope.parameters and name != "self" and (name != "cls" or CHANGED in rest):
+                self.touches = True
 
 
 _SPECIAL: dict[type[ast.AST], Any] = {
