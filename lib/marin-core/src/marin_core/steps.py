@@ -27,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from marin_core.code import note_loaded
+from marin_core.code.loading import note_loaded
 from marin_core.containers import ATOMS, members, snapshot, with_members
 from marin_core.errors import UsageError
 from marin_core.handles import Input, Out, Work

@@ -24,7 +24,6 @@ triggers miss a helper. What no reading of source can see, it does not see:
 Installed packages, Python itself and marin_core are environment, not code.
 """
 
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -35,7 +34,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marin_core.code import sources, syntax
+from marin_core.code import loading, sources, syntax
 from marin_core.code.scopes import CHANGED, Chain, Import, Read
 from marin_core.code.syntax import Summary, summarise
 from marin_core.errors import EncodingError
@@ -66,29 +65,7 @@ class Code:
 
     def changed_files(self) -> list[Path]:
         """Files edited since the digest was taken: what would run now is no longer what was digested."""
-        return [path for path, seen in self.files.items() if not path.exists() or _stamp(path) != seen]
-
-
-_loaded: dict[Path, tuple[int, int]] = {}
-"""Files of this process's modules, and their stamps when they were loaded, or first looked at after that."""
-
-
-def note_loaded(function: Callable[..., Any]) -> None:
-    """Remembers the state of a function's file at the time when the function is made of it."""
-    path = Path(os.path.abspath(function.__code__.co_filename)) if hasattr(function, "__code__") else None  # noqa: PTH100
-    with contextlib.suppress(OSError):
-        if path is not None:
-            _loaded[path] = _stamp(path)
-
-
-def loaded_otherwise(code: Code) -> Path | None:
-    """The first file of some code that this process has loaded and that has been edited since, or None. A body that
-    runs in this very process would run the old text."""
-    edited = [path for path, stamp in code.files.items() if _loaded.get(path, stamp) != stamp]
-    if not edited:
-        return None
-    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return next((path for path in edited if str(path) in loaded), None)
+        return [path for path, seen in self.files.items() if not path.exists() or loading.stamp(path) != seen]
 
 
 _SHOWN = 12
@@ -120,6 +97,7 @@ class Reach:
     """One look at the workspace: every file is read once, so that all steps of a graph see the same sources."""
 
     def __init__(self) -> None:
+        loading.note_reloaded()
         self._summaries: dict[Path, Summary] = {}
         self._stamps: dict[Path, tuple[int, int]] = {}
         self._uses: dict[Unit, tuple[tuple[Unit, ...], str]] = {}
@@ -284,8 +262,8 @@ class Reach:
 
     def _summary(self, path: Path) -> Summary:
         if path not in self._summaries:
-            self._stamps[path] = _stamp(path)  # first, so that an edit while it is read is seen by `changed_files`
-            _loaded.setdefault(path, self._stamps[path])
+            self._stamps[path] = loading.stamp(path)  # first, so that `changed_files` sees an edit while it is read
+            loading.note_seen(path, self._stamps[path])
             self._summaries[path] = summarise(path)
         return self._summaries[path]
 
@@ -364,8 +342,3 @@ def _full_name(unit: Unit) -> str:
 
 def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size
