@@ -206,6 +206,104 @@ REACHED = {
         ("helpers", "return 1", "return 2"),
         "pkg.helpers:f",
     ),
+    "the first of two imports of one name": (
+        {
+            "fast": "def f(): return 1",
+            "slow": "def f(): return 2",
+            "main": "@step\ndef work():\n    try:\n        from pkg.fast import f\n    except ImportError:\n"
+            "        from pkg.slow import f\n    return f()",
+        },
+        ("fast", "return 1", "return 3"),
+        "pkg.fast:f",
+    ),
+    "one of two imports in a helper": (
+        {
+            "fast": "def f(): return 1",
+            "slow": "def f(): return 2",
+            "helper": "def go(n):\n    if n:\n        import pkg.fast as impl\n    else:\n"
+            "        import pkg.slow as impl\n    return impl.f()",
+            "main": "from pkg.helper import go\n@step\ndef work(): return go(1)",
+        },
+        ("fast", "return 1", "return 3"),
+        "pkg.fast:f",
+    ),
+    "an import that a body makes global": (
+        {
+            "helpers": "def f(): return 1",
+            "main": "@step\ndef work():\n    global h\n    import pkg.helpers as h\n    return h.f()",
+        },
+        ("helpers", "return 1", "return 2"),
+        "pkg.helpers:f",
+    ),
+    "a global import that another function reads": (
+        {
+            "helpers": "def f(): return 1",
+            "main": "h = None\ndef setup():\n    global h\n    from pkg import helpers as h\n"
+            "def use(): return h.f()\n@step\ndef work():\n    setup()\n    return use()",
+        },
+        ("helpers", "return 1", "return 2"),
+        "pkg.helpers:f",
+    ),
+    "an import that becomes an attribute of a class": (
+        {
+            "helpers": "def f(*a): return 1",
+            "main": "class C:\n    from pkg.helpers import f\n    def g(self): return self.f()\n@step\n"
+            "def work(): return C().g()",
+        },
+        ("helpers", "return 1", "return 2"),
+        "pkg.helpers:f",
+    ),
+    "a name that a class imports and a method reads from the module": (
+        {
+            "helpers": "def f(*a): return 1",
+            "others": "def f(*a): return 1",
+            "main": "from pkg.others import f\nclass C:\n    from pkg.helpers import f\n"
+            "    def g(self): return f()\n@step\ndef work(): return C().g()",
+        },
+        ("others", "return 1", "return 2"),
+        "pkg.others:f",
+    ),
+    "a module that import_module gets by keyword": (
+        {
+            "main": "import importlib\n@step\ndef work(): return importlib.import_module(name='pkg').f()",
+            "__init__": "def f(): return 1",
+        },
+        ("__init__", "return 1", "return 2"),
+        "pkg:f",
+    ),
+    "a module that a constant names in one word": (
+        {
+            "__init__": "def f(): return 1",
+            "main": "import importlib\nNAME = 'pkg'\n@step\ndef work(): return importlib.import_module(NAME).f()",
+        },
+        ("__init__", "return 1", "return 2"),
+        "pkg:f",
+    ),
+    "a package that python -m runs": (
+        {
+            "__main__": "if __name__ == '__main__':\n    print(1)",
+            "main": "import subprocess, sys\n@step\ndef work(): subprocess.run([sys.executable, '-m', 'pkg'])",
+        },
+        ("__main__", "print(1)", "print(2)"),
+        "pkg.__main__:print()",
+    ),
+    "a script whose path is put together by parts": (
+        {
+            "tool": "print(1)",
+            "main": "from pathlib import Path\nHERE = Path(__file__).parent.parent\n@step\n"
+            "def work(): return HERE / 'pkg' / 'tool.py'",
+        },
+        ("tool", "print(1)", "print(2)"),
+        "pkg.tool:print()",
+    ),
+    "a script whose path os.path.join puts together": (
+        {
+            "tool": "print(1)",
+            "main": "import os\n@step\ndef work(here: str): return os.path.join(here, 'pkg', 'tool.py')",
+        },
+        ("tool", "print(1)", "print(2)"),
+        "pkg.tool:print()",
+    ),
     "an enum's value": (
         {"main": "import enum\nclass E(enum.Enum):\n    A = 1\n@step\ndef work(): return E.A.value"},
         ("main", "A = 1", "A = 2"),

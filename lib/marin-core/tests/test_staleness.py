@@ -112,6 +112,28 @@ def test_what_a_value_is_restored_as_counts_for_who_gets_it(module: Callable[[st
     assert report.node("second").reason == f"code changed: type of {flow.__name__}:second(x) (new)"
 
 
+def test_a_number_that_becomes_a_text_of_the_same_json_counts_for_who_gets_it(
+    module: Callable[[str], ModuleType], prefix: str
+) -> None:
+    flow = module(
+        """
+        from marin_core import step
+        @step
+        def first() -> float:
+            return float("nan")
+        @step
+        def second(x: object) -> str:
+            return repr(x)
+        """
+    )
+    assert run(flow.second(flow.first()), prefix=prefix).value("second") == "nan"
+    edit(flow, "-> float", "-> str")
+    edit(flow, 'float("nan")', '"NaN"')
+    again = importlib.reload(flow)
+    report = run(again.second(again.first()), prefix=prefix)
+    assert (names(report), report.value("second")) == (["first", "second"], "'NaN'")
+
+
 APPLY = """
     from marin_core import step
     OFFSET = 1
@@ -166,6 +188,42 @@ def test_a_body_in_this_process_never_runs_text_that_the_file_no_longer_has(
     assert "was edited after this process loaded it; start it again, or use the process launcher" in failure.message
     made = run(flow.count(), prefix=prefix, launcher="process")
     assert [c.words for c in made.value("count")] == [4]
+
+
+HELPED = """
+    import {helper}
+    from marin_core import step
+    @step
+    def work() -> int: return {helper}.f()
+"""
+
+
+@pytest.fixture
+def helped(module: Callable[[str], ModuleType]) -> tuple[ModuleType, ModuleType]:
+    helper = module("def f(): return 1\n")
+    return helper, module(HELPED.format(helper=helper.__name__))
+
+
+def test_a_helper_that_was_edited_before_it_was_first_looked_at_does_not_run_in_this_process(
+    helped: tuple[ModuleType, ModuleType], prefix: str
+) -> None:
+    helper, flow = helped
+    edit(helper, "return 1", "return 777")
+    refused = run(flow.work(), prefix=prefix, launcher="inline")
+    failure = refused.record.nodes[0].failure
+    assert failure is not None
+    assert f"{helper.__name__}.py was edited after this process loaded it" in failure.message
+    assert run(flow.work(), prefix=prefix, launcher="process").value("work") == 777
+
+
+def test_a_helper_that_was_loaded_again_runs_in_this_process(
+    helped: tuple[ModuleType, ModuleType], prefix: str
+) -> None:
+    helper, flow = helped
+    assert run(flow.work(), prefix=prefix, launcher="inline").value("work") == 1
+    edit(helper, "return 1", "return 777")
+    importlib.reload(helper)
+    assert run(flow.work(), prefix=prefix, launcher="inline").value("work") == 777
 
 
 CHAIN = """

@@ -72,6 +72,15 @@ def test_roles_follow_string_annotations() -> None:
         (lambda: sweep(make, over={"sise": [1]}), "no parameter named 'sise'"),
         (lambda: sweep(len, over={}), "no step function; decorate it with @step"),  # type: ignore[arg-type]
         (lambda: step(ignore="size")(make.function), r"ignore='size' must be a tuple, \('size',\)"),
+        (
+            lambda: step(ignore=("sise",))(make.function),
+            "ignore='sise' is no parameter of it; it has out, size, log_every",
+        ),
+        (lambda: Resources(cpus=-4), "Resources: cpus=-4 must be a number above 0"),
+        (lambda: Resources(cpus=0), "cpus=0 must"),
+        (lambda: Resources(cpus=float("nan")), "cpus=nan must"),
+        (lambda: Resources(memory_bytes=-1), "memory_bytes=-1 must"),
+        (lambda: Resources(memory_bytes="8GB"), "memory_bytes='8GB' must"),  # type: ignore[arg-type]
         (lambda: adopt("/nowhere/at/all"), "no such file or directory"),
         (lambda: lower([]), "no step to run"),
         (

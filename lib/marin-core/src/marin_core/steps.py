@@ -17,6 +17,8 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import math
+import numbers
 import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +27,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from marin_core.code import note_loaded
+from marin_core.code.loading import note_loaded
 from marin_core.containers import ATOMS, members, snapshot, with_members
 from marin_core.errors import UsageError
 from marin_core.handles import Input, Out, Work
@@ -42,6 +44,7 @@ Role = Literal["out", "work", "input", "value"]
 _FEW, _SHORT = 3, 32
 """Items of a list and characters of a value that a handle's repr shows."""
 _RESERVED = ("name", "version", "resources", "retries")
+_IGNORED = ("log_every",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,11 @@ class Resources:
     cpus: float = 1
     memory_bytes: int | None = None
     accelerators: str | None = None
+
+    def __post_init__(self) -> None:
+        for field, value in (("cpus", self.cpus), ("memory_bytes", self.memory_bytes)):
+            if value is not None and not (isinstance(value, numbers.Real) and 0 < value < math.inf):
+                raise UsageError(f"Resources: {field}={value!r} must be a number above 0")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,7 +114,7 @@ class StepFunction:
         resources: Resources = Resources(cpus=1),
         retries: int | Retry = 0,
         timeout_seconds: float | None = None,
-        ignore: tuple[str, ...] = ("log_every",),
+        ignore: tuple[str, ...] = _IGNORED,
         on_code_change: OnCodeChange = "rebuild",
     ) -> None:
         if isinstance(ignore, str):
@@ -142,6 +150,11 @@ class StepFunction:
     def _check_signature(self) -> None:
         if self.timeout_seconds is not None and not self.timeout_seconds > 0:
             raise UsageError(f"@step on {self.__qualname__}: timeout_seconds={self.timeout_seconds!r} must exceed 0")
+        if unknown := self.ignore - self.signature.parameters.keys() - set(_IGNORED):
+            has = ", ".join(self.signature.parameters) or "none"
+            raise UsageError(
+                f"@step on {self.__qualname__}: ignore={min(unknown)!r} is no parameter of it; it has {has}"
+            )
         for name, parameter in self.signature.parameters.items():
             if name in _RESERVED:
                 raise UsageError(
@@ -224,7 +237,7 @@ def step(
     resources: Resources = Resources(cpus=1),
     retries: int | Retry = 0,
     timeout_seconds: float | None = None,
-    ignore: tuple[str, ...] = ("log_every",),
+    ignore: tuple[str, ...] = _IGNORED,
     on_code_change: OnCodeChange = "rebuild",
 ) -> Any:
     """Makes a module-level function a step: calling it returns a lazy `Step`.

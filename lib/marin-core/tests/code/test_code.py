@@ -1,10 +1,11 @@
 """The code digest: it changes with the code that a step reaches, and with nothing else."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from marin_core.code import Code
+from marin_core.code import Code, sources
 from marin_core.errors import EncodingError
 
 BASE = """
@@ -127,3 +128,32 @@ def test_mutual_recursion_and_missing_names_end(code_of: Callable[..., Code]) ->
     main = "from marin_core import step\n"
     main += "def a():\n    return b()\ndef b():\n    return a() or undefined_name\n@step\ndef work():\n    return a()\n"
     assert set(code_of(main=main).units) == {"pkg.main:a", "pkg.main:b", "pkg.main:work"}
+
+
+def test_a_file_beside_the_script_comes_before_the_standard_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "statistics.py").write_text("def f(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for cached in (sources.locate, sources._top_level):
+        cached.cache_clear()
+    assert sources.locate("statistics") == tmp_path / "statistics.py"
+    assert sources.locate("os") is sources.locate("json.decoder") is sources.locate("sys") is None
+    monkeypatch.undo()
+    for cached in (sources.locate, sources._top_level):
+        cached.cache_clear()
+    assert sources.locate("statistics") is None
+
+
+@pytest.mark.parametrize("damaged", ["{}", "[]", '{"units": 3}', '{"units": {"a": [1]}}', "3", "{"])
+def test_a_damaged_memory_of_a_file_is_ignored(
+    code_of: Callable[..., Code], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = code_of(main=BASE).digest
+    memories = list((tmp_path / "cache/marin/syntax").iterdir())
+    assert memories
+    for memory in memories:
+        memory.write_text(damaged)
+    assert code_of(main=BASE).digest == before

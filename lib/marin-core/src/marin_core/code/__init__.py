@@ -24,7 +24,6 @@ triggers miss a helper. What no reading of source can see, it does not see:
 Installed packages, Python itself and marin_core are environment, not code.
 """
 
-import contextlib
 import functools
 import hashlib
 import inspect
@@ -35,8 +34,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marin_core.code import sources
-from marin_core.code.scopes import Chain, Import, Read
+from marin_core.code import loading, sources, syntax
+from marin_core.code.scopes import CHANGED, Chain, Import, Read
 from marin_core.code.syntax import Summary, summarise
 from marin_core.errors import EncodingError
 
@@ -66,29 +65,7 @@ class Code:
 
     def changed_files(self) -> list[Path]:
         """Files edited since the digest was taken: what would run now is no longer what was digested."""
-        return [path for path, seen in self.files.items() if not path.exists() or _stamp(path) != seen]
-
-
-_loaded: dict[Path, tuple[int, int]] = {}
-"""Files of this process's modules, and their stamps when they were loaded, or first looked at after that."""
-
-
-def note_loaded(function: Callable[..., Any]) -> None:
-    """Remembers the state of a function's file at the time when the function is made of it."""
-    path = Path(os.path.abspath(function.__code__.co_filename)) if hasattr(function, "__code__") else None  # noqa: PTH100
-    with contextlib.suppress(OSError):
-        if path is not None:
-            _loaded[path] = _stamp(path)
-
-
-def loaded_otherwise(code: Code) -> Path | None:
-    """The first file of some code that this process has loaded and that has been edited since, or None. A body that
-    runs in this very process would run the old text."""
-    edited = [path for path, stamp in code.files.items() if _loaded.get(path, stamp) != stamp]
-    if not edited:
-        return None
-    loaded = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
-    return next((path for path in edited if str(path) in loaded), None)
+        return [path for path, seen in self.files.items() if not path.exists() or loading.stamp(path) != seen]
 
 
 _SHOWN = 12
@@ -120,9 +97,11 @@ class Reach:
     """One look at the workspace: every file is read once, so that all steps of a graph see the same sources."""
 
     def __init__(self) -> None:
+        loading.note_reloaded()
         self._summaries: dict[Path, Summary] = {}
         self._stamps: dict[Path, tuple[int, int]] = {}
         self._uses: dict[Unit, tuple[tuple[Unit, ...], str]] = {}
+        self._acting: dict[Unit, bool] = {}
         self._codes: dict[Any, Code] = {}
         self._named: dict[str, Path | None] = {}
 
@@ -223,6 +202,7 @@ class Reach:
             loaded[path] = None
             summary = self._summary(path)
             yield from ((path, name) for name in summary.effects)
+            yield from ((path, name) for name in summary.suspects if self._acts((path, name)))
             yield from ((path, name) for name in summary.registered if self._is_registered(path, name))
             queue.extend(sources.packages_around(path))
             for imported in summary.loads:
@@ -242,10 +222,51 @@ class Reach:
                     return True
         return False
 
+    def _acts(self, unit: Unit) -> bool:
+        """Whether a statement's calls and assignments, when the module is loaded, may change what others read."""
+        touched = (found for read in self._unit(unit).acts for found in self._touched(unit, read))
+        return any(is_object or self._is_acting(called) for called, is_object in touched)
+
+    def _touched(self, own: Unit, read: Read) -> Iterator[tuple[Unit, bool]]:
+        """The units that something called or changed in a unit leads to, and whether it is an object, itself changed
+        or with a method of its own called."""
+        changed = read.chain[-1:] == (CHANGED,)
+        is_name = len(read.chain) == (1 if read.local is None else 0)
+        for unit in self._follow(own[0], read._replace(chain=read.chain[:-1]) if changed else read):
+            kind = self._unit(unit).kind
+            if unit != own and kind not in ("import", "statement"):
+                yield unit, changed or (kind not in ("helper", "class") and not is_name)
+
+    def _is_acting(self, callee: Unit) -> bool:
+        """Whether a call of a unit may change an object of the workspace. A call of a step runs nothing."""
+        seen: dict[Unit, None] = {}
+        queue = [callee]
+        while queue and callee not in self._acting:
+            at = queue.pop()
+            unit = self._unit(at)
+            if at in seen or unit.is_step or self._acting.get(at) is False:
+                continue
+            seen[at] = None
+            used = self._used_by(at)[0]
+            touched = [found for read in unit.changes for found in self._touched(at, read)]
+            acting = unit.touches or self._acting.get(at, False) or any(is_object for _, is_object in touched)
+            if unit.kind not in ("helper", "class"):  # a constant that is called may be the method of another one
+                acting = acting or any(self._unit(u).kind == "constant" for u in used)
+            if acting:
+                self._acting[callee] = True
+            queue.extend(u for u, _ in touched)
+            queue.extend(u for u in used if self._unit(u).kind in ("helper", "class"))
+        if callee not in self._acting:
+            self._acting.update(dict.fromkeys(seen, False))
+        return self._acting.get(callee, False)
+
+    def _unit(self, unit: Unit) -> syntax.Unit:
+        return self._summary(unit[0]).units[unit[1]]
+
     def _summary(self, path: Path) -> Summary:
         if path not in self._summaries:
-            self._stamps[path] = _stamp(path)  # first, so that an edit while it is read is seen by `changed_files`
-            _loaded.setdefault(path, self._stamps[path])
+            self._stamps[path] = loading.stamp(path)  # first, so that `changed_files` sees an edit while it is read
+            loading.note_seen(path, self._stamps[path])
             self._summaries[path] = summarise(path)
         return self._summaries[path]
 
@@ -324,8 +345,3 @@ def _full_name(unit: Unit) -> str:
 
 def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    stat = path.stat()
-    return stat.st_mtime_ns, stat.st_size

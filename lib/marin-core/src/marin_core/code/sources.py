@@ -16,6 +16,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from marin_core.code.scopes import BY_FILE, Import
@@ -86,7 +87,7 @@ def target(imported: Import, path: Path) -> Path | None:
 def locate(dotted: str) -> Path | None:
     """File, or namespace directory, of an absolute module name; None outside the workspace."""
     top, *rest = dotted.split(".")
-    if top in sys.stdlib_module_names or top == _EXECUTOR:
+    if top == _EXECUTOR:
         return None
     found = (_descend(base, tuple(rest)) for base in _top_level(top))
     return next((f for f in found if f is not None and (f.is_dir() or is_workspace(f))), None)
@@ -121,8 +122,10 @@ def packages_around(path: Path) -> tuple[Path, ...]:
 
 @functools.cache
 def _top_level(name: str) -> tuple[Path, ...]:
+    # A file beside the script comes before the standard library, whichever of the two this process has loaded.
+    find = PathFinder.find_spec if name in sys.stdlib_module_names else importlib.util.find_spec
     try:
-        spec = importlib.util.find_spec(name)
+        spec = find(name)
     except (ImportError, ValueError, AttributeError):
         return ()
     if spec is None:

@@ -9,6 +9,7 @@ Summaries are remembered between processes (`remembered`): reading a hundred fil
 """
 
 import ast
+import contextlib
 import functools
 import hashlib
 import sys
@@ -17,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from marin_core.code.scopes import FUNCTIONS, Chain, Import, Read, Reader, dotted, imported, loaded
+from marin_core.code.scopes import FUNCTIONS, Chain, Import, Read, Reader, dotted, imported, imports_by_variable, loaded
 from marin_core.errors import EncodingError
 from marin_core.remembered import recall, remember
 
 Kind = Literal["helper", "class", "constant", "import", "statement"]
 
-_SCHEMA = 4
+_SCHEMA = 6
 _EXECUTOR = "marin_core"
 _RUNNERS = ("main", "run", "resolve", "StepRunner")
 _DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
@@ -41,6 +42,14 @@ class Unit:
     reads: tuple[Read, ...]
     loads: tuple[Import, ...] = ()
     """Modules that the body imports."""
+    acts: tuple[Read, ...] = ()
+    """What it calls or changes when the module is loaded."""
+    changes: tuple[Read, ...] = ()
+    """What it calls or changes when it is called."""
+    touches: bool = False
+    """Whether a call changes what it is given, or a global."""
+    is_step: bool = False
+    """Whether a call runs nothing."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,8 @@ class Summary:
     """What Python loads along with the module."""
     effects: tuple[str, ...]
     """Units that act when the module is loaded, whoever reads them: ``register(f)``, ``other.LIMIT = 3``."""
+    suspects: tuple[str, ...]
+    """Units that do so if what they call does: ``ok = register(f)``, ``class C: CONFIG["x"] = 1``."""
     registered: dict[str, tuple[Chain, ...]]
     """Functions and classes that a decorator or a base class may enter elsewhere, and the names of those."""
     registrars: tuple[str, ...]
@@ -79,7 +90,8 @@ def _summary(path: Path, _mtime: int, _size: int) -> Summary:
     key = f"{_SCHEMA} {sys.version_info[:2]} {hashlib.sha256(text).hexdigest()}"
     remembered = recall("syntax", key)
     if remembered is not None:
-        return _from_json(remembered)
+        with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            return _from_json(remembered)
     try:
         tree = ast.parse(text, filename=str(path))
     except (SyntaxError, ValueError) as e:
@@ -91,27 +103,28 @@ def _summary(path: Path, _mtime: int, _size: int) -> Summary:
 
 
 def _to_json(summary: Summary) -> Any:
-    units = {n: [u.kind, u.digest, u.reads, u.loads] for n, u in summary.units.items()}
+    units = {n: list(vars(u).values()) for n, u in summary.units.items()}
     return vars(summary) | {"units": units}
 
 
 def _from_json(data: Any) -> Summary:
-    def read(chain: list[str], local: list[Any] | None) -> Read:
-        return Read(tuple(chain), Import(*local) if local else None)
+    def reads(found: list[Any]) -> tuple[Read, ...]:
+        return tuple(Read(tuple(chain), Import(*local) if local else None) for chain, local in found)
 
     def imports(found: list[Any]) -> tuple[Import, ...]:
         return tuple(Import(*i) for i in found)
 
     return Summary(
         units={
-            name: Unit(kind, digest, tuple(read(*r) for r in reads), imports(loads))
-            for name, (kind, digest, reads, loads) in data["units"].items()
+            name: Unit(kind, digest, reads(found), imports(loads), reads(acts), reads(changes), touches, is_step)
+            for name, (kind, digest, found, loads, acts, changes, touches, is_step) in data["units"].items()
         },
         imports={name: imports(found) for name, found in data["imports"].items()},
         stars=imports(data["stars"]),
         typing={name: imports(found) for name, found in data["typing"].items()},
         loads=imports(data["loads"]),
         effects=tuple(data["effects"]),
+        suspects=tuple(data["suspects"]),
         registered={name: tuple(map(tuple, chains)) for name, chains in data["registered"].items()},
         registrars=tuple(data["registrars"]),
     )
@@ -120,12 +133,14 @@ def _from_json(data: Any) -> Summary:
 class _Module:
     """What a walk over a module's statements has found so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, words: bool) -> None:
+        self.words = words
         self.statements: dict[str, list[Any]] = {}
         self.imports: dict[str, list[Import]] = {}
         self.typing: dict[str, list[Import]] = {}
         self.loads: list[Import] = []
         self.effects: dict[str, None] = {}
+        self.running: set[str] = set()
         self.registered: dict[str, tuple[Chain, ...]] = {}
         self.registrars: list[str] = []
 
@@ -136,11 +151,13 @@ class _Module:
         runners = {n for n, i in of_executor.items() if i.attribute is None or i.attribute in _RUNNERS}
         units = {}
         for name, nodes in self.statements.items():
-            units[name] = _unit(name, nodes, executors, tuple(self.imports.get(name, ())))
+            reader = Reader(executors, words=self.words)
+            units[name] = _unit(name, nodes, reader, tuple(self.imports.get(name, ())))
         for name, found in self.imports.items():
             if name not in units and name not in executors:
                 units[name] = Unit("import", _sha(repr(list(dict.fromkeys(found)))), ())
-        acting = {n for n in self.effects if not _names_in(self.statements[n]) & runners}
+        starts = {n for n in self.running if _names_in(self.statements[n]) & runners}
+        acting = self.effects.keys() - starts
         acting.update(n for n in self.statements if n in self.imports)  # another module's object is changed here
         return Summary(
             units=units,
@@ -149,6 +166,7 @@ class _Module:
             typing={name: tuple(found) for name, found in self.typing.items()},
             loads=tuple(dict.fromkeys(self.loads)),
             effects=tuple(sorted(acting)),
+            suspects=tuple(sorted(n for n in self.running - starts - acting if units[n].acts)),
             registered=self.registered,
             registrars=tuple(self.registrars),
         )
@@ -171,13 +189,18 @@ class _Module:
                 if runs:
                     self.loads.extend(loaded(node))
                 continue
-            names = _bound_names(node)
-            if not names and runs and isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+            names, nodes = _bound_names(node), [node]
+            if not names and isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
                 callee = node.value.func if isinstance(node.value, ast.Call) else node.value
                 names = [f"{ast.unparse(callee)[:_LONGEST]}()"]
-                self.effects[names[0]] = None
+                if runs:
+                    self.effects[names[0]] = None
+            elif not names and (calls := _calls_in_head(node)):
+                names, nodes = [f"{ast.unparse(calls[0].func)[:_LONGEST]}()"], [ast.Expr(c) for c in calls]
             for name in names:
-                self.statements.setdefault(name, []).extend((*around, node))
+                self.statements.setdefault(name, []).extend((*around, *nodes))
+            if runs:
+                self.running.update(names)
             if isinstance(node, _DEFINITIONS):
                 if runs:
                     self._define(node)
@@ -202,7 +225,7 @@ class _Module:
 
 
 def _analyse(tree: ast.Module) -> Summary:
-    module = _Module()
+    module = _Module(words=imports_by_variable(tree))
     module.read(tree.body)
     return module.summary()
 
@@ -236,6 +259,19 @@ def _blocks(node: ast.stmt) -> Iterator[tuple[list[ast.stmt], list[Any]]]:
             yield block, [name, *head]
     for inner in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
         yield inner.body, [*(getattr(inner, field, None) for field in ("type", "pattern", "guard")), *head]
+
+
+def _calls_in_head(node: ast.stmt) -> list[ast.Call]:
+    """The calls of a statement that binds nothing; of a compound one, those that decide whether its blocks run."""
+    if isinstance(node, ast.Assert):
+        parts: list[Any] = [node.test]
+    elif isinstance(node, ast.If | ast.While):
+        parts = [node.test]
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        parts = [i.context_expr for i in node.items]
+    else:
+        parts = [getattr(node, field) for field in ("iter", "subject") if hasattr(node, field)]
+    return [n for part in parts for n in ast.walk(part) if isinstance(n, ast.Call)]
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
@@ -276,8 +312,7 @@ def _walrus(node: ast.stmt) -> list[str]:
     return list(dict.fromkeys(n.target.id for n in found))
 
 
-def _unit(name: str, nodes: list[Any], executors: frozenset[str], imports: tuple[Import, ...]) -> Unit:
-    reader = Reader(executors)
+def _unit(name: str, nodes: list[Any], reader: Reader, imports: tuple[Import, ...]) -> Unit:
     for node in nodes:
         reader.read(node)
     first = next(node for node in nodes if isinstance(node, ast.stmt))
@@ -287,7 +322,16 @@ def _unit(name: str, nodes: list[Any], executors: frozenset[str], imports: tuple
     if name.endswith("()") or (imports and kind == "constant"):
         kind = "statement"
     text = "".join(reader.text) + (repr(imports) if imports else "")
-    return Unit(kind, _sha(text), tuple(reader.finish()), tuple(dict.fromkeys(reader.loads)))
+    return Unit(
+        kind=kind,
+        digest=_sha(text),
+        reads=tuple(reader.finish()),
+        loads=tuple(dict.fromkeys(reader.loads)),
+        acts=tuple(reader.acts),
+        changes=tuple(reader.changes),
+        touches=reader.touches,
+        is_step=reader.is_step,
+    )
 
 
 def _sha(text: str) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import faults, leases
-from marin_core.code import Reach, loaded_otherwise
+from marin_core.code import Reach
+from marin_core.code.loading import loaded_otherwise
 from marin_core.encoding import digest
 from marin_core.errors import ConflictError, MarinCoreError, UsageError
 from marin_core.graph import Node
@@ -207,7 +208,7 @@ def changed_source(node: Node, *, in_process: bool) -> Failure | None:
         node: the step.
         in_process: the body runs in this process, with the modules that it has loaded.
     """
-    if in_process and (path := loaded_otherwise(node.code)) is not None:
+    if in_process and (path := loaded_otherwise(node.code.files)) is not None:
         message = f"{path} was edited after this process loaded it; start it again, or use the process launcher"
         return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
     edited = node.code.changed_files()
