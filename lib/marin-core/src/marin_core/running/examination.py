@@ -20,7 +20,7 @@ from marin_core.store import Store, manifest, strangeness, sync_directory
 _TAIL_LINES = 20
 _FEW_FILES, _SMALL_BYTES = 4, 1 << 18
 _FEW_INPUTS, _MOST_LOOKED_AT = 64, 20_000
-"""Files of all inputs, for a look in passing; and of one input, for any look at all (0.2 s on a local disk)."""
+"""Files of all inputs, for a look in passing; and of one input, for any look (0.2 s on a local disk)."""
 
 
 def examine(store: Store, attempt: Attempt, status: JobStatus) -> Ended:
