@@ -18,6 +18,9 @@ REGISTRY = """
     def given(d, f):
         d["f"] = f
         return d
+    def index(f):
+        ALL["f"] = f
+        return f
     def counted():
         global COUNT
         COUNT = 1
@@ -68,6 +71,7 @@ def of_plugins(code_of: Callable[..., Code], plugins: str) -> set[str]:
         "g = registry.register('f', _f)",
         "g: object = through('f', _f)",
         "g, h = through('f', _f), 1",
+        "g = registry.index(_f)",
         "GIVEN = given(ALL, _f)",
         "ok = (counted(), _f)",
         "ok = put(_f)",

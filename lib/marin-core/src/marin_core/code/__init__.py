@@ -6,7 +6,10 @@ star imports, and the lazy exports of a package. What is reached are units: modu
 constants, each with a digest over its syntax tree (`syntax`) and over where the names that it reads from outside the
 workspace are imported from. Loading a module runs it, so what acts on others then belongs to every step that loads it:
 calls at module level, changes to another module's objects, functions that a workspace decorator may register, classes
-that their base class may. The reach is conservative: a module that is passed about as an object, or searched with
+that their base class may. A call whose result is kept (``ok = register(f)``, also in a class body, a default or a
+condition) does so if it calls a method of an object of the workspace, or workspace code that may change something it
+has not made; one of a library, of a step, or of code that only makes a value belongs to the name that it is bound to.
+The reach is conservative: a module that is passed about as an object, or searched with
 ``globals()``, counts whole, and an object's methods count with its class.
 
 Static on purpose: nothing is imported and nothing runs, so a plan is cheap. Following names, rather than hashing files,
@@ -16,7 +19,10 @@ triggers miss a helper. What no reading of source can see, it does not see:
 - names that are put together at run time (``import_module(a + b)``, ``getattr(obj, name)`` of an object whose class is
   reached in no other way), classes that come out of a pickle, and the list that ``__subclasses__()`` gives;
 - monkeypatches and globals that ``build``, a test or a notebook sets in the driver's process alone;
-- a module's constant that is changed through another name for it (``alias = CONFIG; alias["x"] = 1``);
+- an object of the workspace that is changed through another name for it (``alias = CONFIG; alias["x"] = 1``), by a
+  library that gets it while its result is kept (``ok = heapq.heappush(HEAP, x)``), or by a method called like one of
+  text, paths, loggers or the reading ones of a dict (`scopes.HARMLESS`);
+- directories that a body adds to ``sys.path``;
 - what is no Python source: files beside a module, environment variables, extension modules, modules in a zip archive,
   programs that a body starts, other than scripts of the workspace. `adopt` files that matter; pass variables as
   arguments.
@@ -35,7 +41,8 @@ from pathlib import Path
 from typing import Any
 
 from marin_core.code import loading, sources, syntax
-from marin_core.code.scopes import CHANGED, Chain, Import, Read
+from marin_core.code.imports import Chain, Import, Read
+from marin_core.code.scopes import CHANGED, HARMLESS
 from marin_core.code.syntax import Summary, summarise
 from marin_core.errors import EncodingError
 
@@ -234,8 +241,10 @@ class Reach:
         is_name = len(read.chain) == (1 if read.local is None else 0)
         for unit in self._follow(own[0], read._replace(chain=read.chain[:-1]) if changed else read):
             kind = self._unit(unit).kind
-            if unit != own and kind not in ("import", "statement"):
-                yield unit, changed or (kind not in ("helper", "class") and not is_name)
+            is_object = changed or (kind == "constant" and not is_name)
+            harmless = is_object and read.chain[-1] in HARMLESS
+            if unit != own and kind not in ("import", "statement") and not harmless:
+                yield unit, is_object
 
     def _is_acting(self, callee: Unit) -> bool:
         """Whether a call of a unit may change an object of the workspace. A call of a step runs nothing."""

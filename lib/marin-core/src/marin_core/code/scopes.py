@@ -8,7 +8,8 @@ to return, which `results.form` tells those that receive it. Imports that follow
 Reads: dotted names that are bound neither in the piece nor in Python, scopes respected, so that a local variable
 called like a module constant is no read of that constant. Beside names there are what a program imports by text:
 strings that spell a module (``"pkg.models.x"``, ``f"pkg.models.{name}"``, ``".x"``, ``"pkg.x:f"``), the argument of
-``import_module``, and a script's file (``"tools/split.py"``). ``globals()``, ``eval``, ``exec`` and
+``import_module``, the word after ``-m``, and a script's file (``"tools/split.py"``, ``HERE / "tools" / "split.py"``).
+In a module with ``import_module(NAME)``, every one-word string may name a module. ``globals()``, ``eval``, ``exec`` and
 ``sys.modules[__name__]`` read the whole module they stand in.
 """
 
@@ -18,16 +19,25 @@ import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-Chain = tuple[str, ...]
+from marin_core.code.imports import (
+    BY_FILE,
+    FILE_STRING,
+    IMPORTERS,
+    MODULE_STRING,
+    Chain,
+    Import,
+    Read,
+    dotted,
+    imported,
+    loaded,
+    named_in,
+)
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _UNDIGESTED = {"ctx", "kind", "type_comment"}
-_MODULE_STRING = re.compile(r"(\.*)([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\.?)(?::([A-Za-z_]\w*))?")
-_FILE_STRING = re.compile(r"[\w./-]*\w\.py")
-_IMPORTERS = ("import_module", "__import__", "run_module", "find_spec")
 _WHOLE_MODULE = ("globals", "eval", "exec")
 
 _IMMUTABLE = (str, bytes, int, float, tuple, frozenset, range, Path, re.Pattern, re.Match)
@@ -41,72 +51,7 @@ HARMLESS = frozenset(m for kind in _IMMUTABLE for m in dir(kind) if m[0] != "_")
 CHANGED = "="
 """Ends the chain of a thing that is assigned to: ``("CONFIG", "=")`` for ``CONFIG["x"] = 1``."""
 
-BY_FILE = -1
-"""Level of an import that names a file, relative to the one it stands in; that file itself if it names none."""
-
-
-class Import(NamedTuple):
-    """One name of an import statement, as written: ``from {level dots}{module} import {attribute}``."""
-
-    level: int
-    module: str
-    attribute: str | None
-    """None for ``import module``."""
-
-
-class Read(NamedTuple):
-    """A dotted read, from the module's scope or (``local``) from an import inside the body.
-
-    A string that spells a module reads that module: ``chain`` is empty, and ``local`` the import it amounts to; a name
-    that ends in a dot stands for every module of that package.
-    """
-
-    chain: Chain
-    local: Import | None
-
-
 _OWN_MODULE = Read((), Import(BY_FILE, "", None))
-
-
-def imported(node: ast.Import | ast.ImportFrom) -> list[tuple[str, Import]]:
-    """The names that an import statement binds, and to what."""
-    if isinstance(node, ast.ImportFrom):
-        return [(a.asname or a.name, Import(node.level, node.module or "", a.name)) for a in node.names]
-    tops = [(a.asname or a.name.split(".")[0], a.name if a.asname else a.name.split(".")[0]) for a in node.names]
-    return [(name, Import(0, module, None)) for name, module in tops]
-
-
-def loaded(node: ast.Import | ast.ImportFrom) -> list[Import]:
-    """What an import statement makes Python load, whatever it binds."""
-    if isinstance(node, ast.ImportFrom):
-        return [target for _, target in imported(node)]
-    return [Import(0, a.name, None) for a in node.names]
-
-
-def imports_by_variable(tree: ast.AST) -> bool:
-    """Whether there is an ``import_module(NAME)``, whose argument is not spelt out."""
-    calls = (n for n in ast.walk(tree) if isinstance(n, ast.Call) and dotted(n.func)[-1:])
-    return any(
-        dotted(call.func)[-1] in _IMPORTERS
-        and any(
-            not isinstance(a, ast.Constant | ast.JoinedStr) for a in (*call.args[:1], *(k.value for k in call.keywords))
-        )
-        for call in calls
-    )
-
-
-def dotted(node: ast.AST | None) -> Chain:
-    """The dotted name that an expression starts with: ``a.b`` of ``a.b``, ``a.b(…)`` and ``a.b[…].c``."""
-    if isinstance(node, ast.Name):
-        return (node.id,)
-    if isinstance(node, ast.Attribute):
-        base = node.value
-        while isinstance(base, ast.Attribute):
-            base = base.value
-        return (*dotted(node.value), node.attr) if isinstance(base, ast.Name) else dotted(base)
-    if isinstance(node, ast.Call):
-        return dotted(node.func)
-    return dotted(node.value) if isinstance(node, ast.Subscript) else ()
 
 
 class _Scope:
@@ -215,7 +160,7 @@ class Reader:
         value = node.value
         self.text.append(hex(value) if type(value) is int else repr(value))
         if isinstance(value, str):
-            self.found.update(dict.fromkeys(_named_in(value)))
+            self.found.update(dict.fromkeys(named_in(value)))
             if self.words and value.isidentifier():
                 self.found[Read((), Import(0, value, None))] = None
 
@@ -229,7 +174,7 @@ class Reader:
         for before, after in itertools.pairwise(nodes):
             if isinstance(before, ast.Constant) and before.value == "-m" and isinstance(after, ast.Constant):
                 module = after.value
-                if isinstance(module, str) and _MODULE_STRING.fullmatch(module):
+                if isinstance(module, str) and MODULE_STRING.fullmatch(module):
                     self.found[Read((), Import(0, module, None))] = None
                     self.found[Read((), Import(0, module, "__main__"))] = None
 
@@ -250,7 +195,7 @@ class Reader:
             if not isinstance(part, ast.Constant) or not isinstance(part.value, str):
                 break
             words.insert(0, part.value)
-        if len(words) > 1 and _FILE_STRING.fullmatch("/".join(words)):
+        if len(words) > 1 and FILE_STRING.fullmatch("/".join(words)):
             self.found[Read((), Import(BY_FILE, "/".join(words), None))] = None
 
     def _call(self, node: ast.Call) -> None:
@@ -260,7 +205,7 @@ class Reader:
         callee = dotted(node.func)
         if callee in (("setattr",), ("delattr",)):
             self._act(dotted(node.args[0] if node.args else None), CHANGED)
-        elif len(callee) == 1 or (callee[-1:] != () and callee[-1] not in HARMLESS):
+        else:
             self._act(callee)
         first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
         name = first.value if isinstance(first, ast.Constant) else None
@@ -268,7 +213,7 @@ class Reader:
             isinstance(name, str)
             and name.isidentifier()
             and dotted(node.func)[-1:]
-            and dotted(node.func)[-1] in _IMPORTERS
+            and dotted(node.func)[-1] in IMPORTERS
         ):
             self.found[Read((), Import(0, name, None))] = None
 
@@ -367,7 +312,7 @@ class Reader:
                 acts = self.changes if later else self.acts
                 acts.update(dict.fromkeys(Read(tuple(rest), i) for i in scope.imports[name]))
             elif name in scope.parameters and name != "self" and (name != "cls" or CHANGED in rest):
-                self.touches = True
+                self.touches |= not rest or rest[-1] not in HARMLESS
 
 
 _SPECIAL: dict[type[ast.AST], Any] = {
@@ -406,13 +351,3 @@ def _ordered(nodes: list[Any]) -> Iterator[Any]:
 
 def _does_nothing(node: Any) -> bool:
     return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
-
-
-def _named_in(text: str) -> Iterator[Read]:
-    """The modules that a string may name."""
-    if _FILE_STRING.fullmatch(text):
-        yield Read((), Import(BY_FILE, text, None))
-    elif (match := _MODULE_STRING.fullmatch(text)) is not None:
-        dots, module, attribute = match.groups()
-        if dots or attribute or "." in module:
-            yield Read((), Import(len(dots), module, attribute))

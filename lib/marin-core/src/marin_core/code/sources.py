@@ -19,7 +19,7 @@ import sysconfig
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from marin_core.code.scopes import BY_FILE, Import
+from marin_core.code.imports import BY_FILE, Import
 
 _EXECUTOR = "marin_core"
 _SITES = {"site-packages", "dist-packages"}

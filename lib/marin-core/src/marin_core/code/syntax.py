@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from marin_core.code.scopes import FUNCTIONS, Chain, Import, Read, Reader, dotted, imported, imports_by_variable, loaded
+from marin_core.code.imports import Chain, Import, Read, dotted, imported, imports_by_variable, loaded
+from marin_core.code.scopes import FUNCTIONS, Reader
 from marin_core.errors import EncodingError
 from marin_core.remembered import recall, remember
 
 Kind = Literal["helper", "class", "constant", "import", "statement"]
 
-_SCHEMA = 6
+_SCHEMA = 7
 _EXECUTOR = "marin_core"
 _RUNNERS = ("main", "run", "resolve", "StepRunner")
 _DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
