@@ -1,6 +1,7 @@
 """Warm workers: used again when they are as good as new, and never otherwise."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -147,6 +148,100 @@ def test_what_is_written_as_the_process_ends_is_in_the_output(flow: ModuleType, 
 def test_what_a_body_started_dies_with_it(flow: ModuleType, prefix: str) -> None:
     report = run(one := flow.first(what="orphan"), prefix=prefix)
     gone(int((report.path(one) / "pid").read_text()))
+
+
+LEAVING = """
+    import os, subprocess, sys, time
+    from pathlib import Path
+    from marin_core import Out, step
+
+    LATE = "import pathlib, sys, time; pathlib.Path(sys.argv[1], 'on').touch(); time.sleep(600)"
+
+    @step
+    def forks(out: Out, *, how: str) -> str:
+        if os.fork() == 0:
+            if how == "raises":
+                raise ValueError("in the child")
+            if how == "exits":
+                sys.exit(0)
+            return "child"
+        os.wait()
+        (out / "file").write_text("whole")
+        return "parent"
+
+    @step
+    def leaves(out: Out, *, fails: bool = False) -> int:
+        child = subprocess.Popen([sys.executable, "-c", LATE, str(out.local())], start_new_session=True)
+        while not (out / "on").exists():
+            time.sleep(0.01)
+        if fails:
+            raise ValueError(child.pid)
+        return child.pid
+
+    @step
+    def unwatched(out: Out) -> int:
+        child = subprocess.Popen([sys.executable, "-c", LATE, str(out.local())])
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            pid = int(stat.parent.name)
+            if int(fields[2]) == os.getpgid(0) and pid not in (os.getpid(), child.pid):
+                os.kill(pid, 9)
+        (out / "pid").write_text(str(child.pid))
+        os._exit(3)
+"""
+
+
+@pytest.mark.parametrize("how", ["returns", "raises", "exits"])
+def test_a_forked_child_that_comes_out_of_the_body_says_nothing_of_it(module: Any, prefix: str, how: str) -> None:
+    report = run(one := module(LEAVING).forks(how=how), prefix=prefix)
+    assert report.value(one) == "parent"
+    assert (report.path(one) / "file").read_text() == "whole"
+    log = (Path(prefix) / report.node(one).log).read_text()
+    assert {"returns": "returned from it; its value is dropped", "raises": "in the child", "exits": ""}[how] in log
+
+
+def test_no_process_outlives_a_step_in_a_session_of_its_own(module: Any, prefix: str) -> None:
+    flow = module(LEAVING)
+    report = run(one := flow.leaves(), prefix=prefix)
+    assert not alive(report.value(one))
+    failure = run(two := flow.leaves(fails=True), prefix=prefix).node(two).failure
+    assert failure is not None
+    assert not alive(int(failure.message))
+
+
+DRIVEN = (
+    LEAVING
+    + """
+    @step
+    def stays(out: Out) -> int:
+        (out / "pid").write_text(str(leaves.function(out)))
+        Path(sys.argv[0]).with_name("told").touch()
+        time.sleep(600)
+
+    if __name__ == "__main__":
+        from marin_core import run
+        run(stays(), prefix=sys.argv[1])
+"""
+)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_session_of_its_own_ends_with_the_driver(tmp_path: Path, prefix: str, how: signal.Signals) -> None:
+    (script := tmp_path / "driven.py").write_text(textwrap.dedent(DRIVEN))
+    driver = subprocess.Popen([sys.executable, script, prefix], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "told").exists():
+        threading.Event().wait(0.01)
+    driver.send_signal(how)
+    driver.wait()
+    gone(int(next(Path(prefix).glob("**/pid")).read_text()))
+
+
+def test_a_group_whose_watchdog_is_dead_is_cleared_away(module: Any, prefix: str) -> None:
+    run(module(LEAVING).unwatched(), prefix=prefix)
+    gone(int(next(Path(prefix).glob("**/pid")).read_text()))
 
 
 def test_what_can_be_undone_is_undone(flow: ModuleType, prefix: str) -> None:

@@ -8,11 +8,17 @@ Order matters. The watchdog is forked first, while there is one thread and nothi
 name under which multiprocessing's children know a main script, so its ``if __name__ == "__main__"`` does not run
 again.
 
+Before a worker ends it kills whatever its body has started and left behind, in whatever session, so that an output is
+at rest when it is looked at. Only the process that was given a request answers it: one that a body has forked and that
+returns from the body as well is ended there.
+
 Whatever the body does, the result file says it: the value as JSON, or the exception. No result file means that the
 process was killed or left by ``os._exit``.
 """
 
+import atexit
 import errno
+import importlib
 import json
 import logging
 import os
@@ -71,6 +77,7 @@ def execute(
     Returns:
         0 if the body returned, 1 if it raised.
     """
+    own = os.getpid()
     with open(request_path, "rb") as f:  # noqa: PTH123
         request: Request = pickle.load(f)  # noqa: S301  written by the driver
     try:
@@ -78,15 +85,18 @@ def execute(
         arguments = pickle.loads(request["arguments"])  # noqa: S301  written by the driver
         with limited or nullcontext():
             value = function(**arguments)
+        _leave_unless(own)
         result = {"ok": True, "value": plain(value, where=f"{request['name']} returned")}
         text = json.dumps(result, allow_nan=False)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
+        _leave_unless(own, e)
         if not handle_interrupts:
             raise
         text = json.dumps(
             {"ok": False, "failure": {"type": "KeyboardInterrupt", "message": "interrupted", "traceback": ""}}
         )
     except BaseException as e:
+        _leave_unless(own, e)
         if isinstance(e, SystemExit) and not handle_interrupts:
             e = RuntimeError(f"the body called sys.exit({e.code!r})").with_traceback(e.__traceback__)
         text = json.dumps({"ok": False, "failure": _failure(e)}, allow_nan=False)
@@ -94,9 +104,27 @@ def execute(
     return 0 if text.startswith('{"ok": true') else 1
 
 
-def _function(request: Request) -> Callable[..., Any]:
-    import importlib
+def _leave_unless(own: int, error: BaseException | None = None) -> None:
+    """Ends a process that a body has forked and that came out of the body: what the body leaves is told by the process
+    that was given the request, and by no other."""
+    if os.getpid() == own:
+        return
+    code = 1
+    try:
+        if error is None or isinstance(error, SystemExit):
+            code = error.code if error is not None and isinstance(error.code, int) else 0
+            if error is None:
+                told = f"a process that the body forked (pid {os.getpid()}) returned from it; its value is dropped\n"
+                sys.stdout.write(told)
+        else:
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code & 0xFF)
 
+
+def _function(request: Request) -> Callable[..., Any]:
     script = request["script"]
     if script is not None and getattr(sys.modules.get("__main__"), "__file__", None) != script:
         load_script(script)
@@ -187,9 +215,9 @@ def _inherited(variable: str) -> int | None:
 
 
 def _fork_watchdog(lifeline: int) -> None:
-    """A process that holds nothing but the lifeline and kills this process group when it breaks. It is no child of this
+    """A process that holds nothing but the lifeline and kills this process, its group and what left it when it breaks. It is no child of this
     one, which can then tell whether a body has left any."""
-    child = os.fork()
+    worker, child = os.getpid(), os.fork()
     if child:
         os.close(lifeline)
         os.waitpid(child, 0)
@@ -204,7 +232,12 @@ def _fork_watchdog(lifeline: int) -> None:
         os.closerange(3, lifeline)
         os.closerange(lifeline + 1, 256)
         os.read(lifeline, 1)
-        os.killpg(0, signal.SIGKILL)
+        try:  # the group's number is nobody else's as long as this process is in it
+            os.kill(worker, signal.SIGSTOP)
+            sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+            importlib.import_module("descendants").kill_descendants(worker)
+        finally:
+            os.killpg(0, signal.SIGKILL)
 
 
 def _write_to(log: str) -> None:
@@ -215,13 +248,12 @@ def _write_to(log: str) -> None:
     os.close(descriptor)
 
 
-def _serve(channel: int, request_path: str) -> int:
+def _serve(channel: int, request_path: str, *, reusable: bool) -> int:
     """Runs body after body as long as this process is as good as new."""
     import contextvars
 
     from marin_core.launchers import residue
 
-    reusable = residue.adopt_orphans()
     while True:
         before = residue.Before()
         code = contextvars.copy_context().run(execute, request_path)
@@ -254,7 +286,12 @@ def main() -> int:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # The log's last line is what a run shows of this step; which loggers speak at INFO is the step's own choice.
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
-    return execute(request_path) if channel is None else _serve(channel, request_path)
+    from marin_core.launchers import descendants, residue
+
+    adopts = residue.adopt_orphans()
+    # The first to be registered is the last to be called: what a body does at its exit is done by then.
+    atexit.register(descendants.kill_own, os.getpid())
+    return execute(request_path) if channel is None else _serve(channel, request_path, reusable=adopts)
 
 
 if __name__ == "__main__":
