@@ -228,6 +228,30 @@ DRIVEN = (
 )
 
 
+REPLACING = """
+    import os, shutil, tempfile
+    from marin_core import Out, step
+
+    @step
+    def replaces(out: Out, *, by: str) -> int:
+        path = out.local()
+        os.rmdir(path)
+        if by == "a file":
+            path.write_text("x")
+        if by == "a link":
+            path.symlink_to(tempfile.mkdtemp())
+"""
+
+
+@pytest.mark.parametrize("by", ["a file", "a link", "nothing"])
+def test_an_output_that_is_no_directory_is_refused(module: Any, prefix: str, by: str) -> None:
+    report = run(one := module(REPLACING).replaces(by=by), prefix=prefix)
+    failure = report.node(one).failure
+    assert failure is not None
+    if by != "nothing":
+        assert "replaced its output directory" in failure.message
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_session_of_its_own_ends_with_the_driver(tmp_path: Path, prefix: str, how: signal.Signals) -> None:
     (script := tmp_path / "driven.py").write_text(textwrap.dedent(DRIVEN))
@@ -288,7 +312,7 @@ SOURCE = """
 """
 
 
-@pytest.mark.parametrize("then", ["", "touch", "other and back"])
+@pytest.mark.parametrize("then", ["", "touch"])
 def test_a_worker_never_runs_another_code_than_the_plan_has_seen(module: Any, prefix: str, then: str) -> None:
     helper = module("def number(): return 1 + 1")
     flow = module(SOURCE.replace("{helper}", helper.__name__))
@@ -299,13 +323,35 @@ def test_a_worker_never_runs_another_code_than_the_plan_has_seen(module: Any, pr
     assert (pid == report.value(one)) == (then == "")
 
 
-def test_code_that_was_edited_during_the_run_is_not_run(module: Any, prefix: str) -> None:
+@pytest.mark.parametrize(("then", "what"), [("other", "edited"), ("other and back", "written again")])
+def test_code_that_was_edited_while_a_body_ran_counts_for_nothing(
+    module: Any, prefix: str, then: str, what: str
+) -> None:
     helper = module("def number(): return 1 + 1")
     flow = module(SOURCE.replace("{helper}", helper.__name__))
-    report = run(two := flow.use(flow.edit(then="other")), prefix=prefix)
+    report = run(one := flow.edit(then=then), prefix=prefix)
+    failure = report.node(one).failure
+    assert failure is not None
+    assert failure.type == "SourceChanged"
+    assert f"{helper.__name__}.py was {what} while the body ran" in failure.message
+
+
+def test_code_that_was_edited_before_a_body_starts_is_not_run(module: Any, prefix: str) -> None:
+    helper = module("def number(): return 1 + 1")
+    editing = module("""
+        from pathlib import Path
+        from marin_core import step
+
+        @step
+        def edit(*, path: str) -> int:
+            return Path(path).write_text("def number(): return 3 + 3")
+    """)
+    flow = module(SOURCE.replace("{helper}", helper.__name__))
+    report = run(two := flow.use(editing.edit(path=str(helper.__file__))), prefix=prefix)
     failure = report.node(two).failure
     assert failure is not None
     assert failure.type == "SourceChanged"
+    assert "after the plan was made" in failure.message
 
 
 def open_descriptors() -> set[str]:

@@ -215,8 +215,8 @@ def _inherited(variable: str) -> int | None:
 
 
 def _fork_watchdog(lifeline: int) -> None:
-    """A process that holds nothing but the lifeline and kills this process, its group and what left it when it breaks. It is no child of this
-    one, which can then tell whether a body has left any."""
+    """A process that holds nothing but the lifeline and kills this one, its group and what left the group when it
+    breaks. It is no child of this one, which can then tell whether a body has left any."""
     worker, child = os.getpid(), os.fork()
     if child:
         os.close(lifeline)

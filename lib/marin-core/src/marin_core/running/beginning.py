@@ -1,6 +1,8 @@
 """The beginning of an attempt: its number, its record, its directory, and the request that its body gets."""
 
 import contextlib
+import functools
+import hashlib
 import os
 import pickle
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import faults, leases
-from marin_core.code import Reach, loaded_otherwise
+from marin_core.code import Code, Reach, loaded_otherwise
 from marin_core.encoding import digest
 from marin_core.errors import ConflictError, MarinCoreError, UsageError
 from marin_core.graph import Node
@@ -203,4 +205,52 @@ def changed_source(node: Node, *, in_process: bool) -> Failure | None:
     if not edited or Reach().again(node.code).digest == node.code.digest:
         return None
     message = f"{edited[0]} was edited after the plan was made; run the command again"
+    return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
+
+
+Seen = dict[Path, tuple[tuple[int, int], str]]
+"""Source file -> its stamp, and the sha256 of its text under that stamp."""
+
+
+def sources_of(code: Code) -> Seen:
+    """The source files of a step as they are now; one that is gone is left out."""
+    found: Seen = {}
+    for path in code.files:
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            stamp = stat.st_mtime_ns, stat.st_size
+            found[path] = stamp, _text(path, stamp)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(path: Path, _stamp: tuple[int, int]) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def edited_meanwhile(node: Node, before: Seen) -> Failure | None:
+    """The failure of an attempt while whose body ran its code was edited. What the body imported late, or in processes
+    of its own, may have been the other code.
+
+    A file with another text and a code of the same digest had a comment, or what the step does not reach, edited: that
+    is no failure. A file with the same text that was written meanwhile was edited and put back, or only touched, which
+    nobody can tell apart: another run is the smaller harm.
+
+    Args:
+        node: the step.
+        before: its `sources_of` when the body began.
+    """
+    now = sources_of(node.code)
+    edited = [path for path, seen in before.items() if now.get(path) != seen]
+    if not edited:
+        return None
+    try:
+        same = Reach().again(node.code).digest == node.code.digest
+    except MarinCoreError:  # no Python any more
+        same = False
+    back = [path for path in edited if path in now and now[path][1] == before[path][1]]
+    if same and not back:
+        return None
+    what = "written again" if same else "edited"
+    message = f"{(back if same else edited)[0]} was {what} while the body ran; run the command again"
     return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
