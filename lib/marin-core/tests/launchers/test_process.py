@@ -18,7 +18,8 @@ from marin_core.launchers import Job
 from marin_core.launchers.process import ProcessLauncher
 
 FLOW = """
-    import atexit, logging, os, signal, subprocess, sys, tempfile, threading, time, warnings
+    import atexit, faulthandler, gc, locale, logging, os, random, signal, socket, subprocess, sys, tempfile, threading
+    import time, warnings
     from pathlib import Path
     from marin_core import Out, Resources, step
 
@@ -45,6 +46,8 @@ FLOW = """
             kept.append(b"x" * 400_000_000)
         if what == "closed stream":
             sys.stdout.close()
+        if what == "builtin":
+            __builtins__["left"] = 1
         if what == "import":
             os.environ["LEFT"] = "1"
             import xml.dom.minidom
@@ -59,10 +62,33 @@ FLOW = """
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             signal.setitimer(signal.ITIMER_REAL, 3600)
             signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+            before_handlers = list(logging.root.handlers)
             logging.getLogger().handlers.clear()
             logging.getLogger("left").setLevel(logging.DEBUG)
             logging.disable(logging.ERROR)
             warnings.simplefilter("error")
+            warnings.showwarning = print
+            os.putenv("PUT", "1")
+            os.environ["TZ"] = "Asia/Tokyo"
+            time.tzset()
+            random.seed(1)
+            locale.setlocale(locale.LC_ALL, "C.UTF-8")
+            gc.disable()
+            sys.settrace(lambda *_: None)
+            sys.excepthook = print
+            sys.meta_path.append(object)
+            sys.path_hooks.append(object)
+            sys.set_int_max_str_digits(0)
+            sys.setswitchinterval(1)
+            threading.stack_size(1 << 20)
+            faulthandler.enable()
+            socket.setdefaulttimeout(3)
+            tempfile.tempdir = "/left"
+            sys.__stdout__.reconfigure(encoding="ascii", errors="replace")
+            logging.setLoggerClass(type("Left", (logging.Logger,), {}))
+            handler = before_handlers[0]
+            handler.setLevel(50)
+            handler.setFormatter(logging.Formatter("left %(message)s"))
 
     def state():
         return {
@@ -76,7 +102,19 @@ FLOW = """
             "timer": signal.getitimer(signal.ITIMER_REAL)[0],
             "mask": len(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
             "loggers": [len(logging.root.handlers), logging.getLogger("left").level, logging.root.manager.disable],
-            "filters": len(warnings.filters),
+            "warnings": [len(warnings.filters), warnings.showwarning is print],
+            "put": subprocess.run(["sh", "-c", "echo $PUT"], capture_output=True, text=True).stdout,
+            "zone": time.strftime("%Z", time.localtime(0)),
+            "locale": locale.setlocale(locale.LC_ALL),
+            "collector": gc.isenabled(),
+            "traced": [sys.gettrace() is None, sys.excepthook is print],
+            "import": [len(sys.meta_path), len(sys.path_hooks)],
+            "settings": [sys.get_int_max_str_digits(), sys.getswitchinterval(), threading.stack_size()],
+            "faults": faulthandler.is_enabled(),
+            "defaults": [socket.getdefaulttimeout(), tempfile.gettempdir()],
+            "encoding": [sys.stdout.encoding, sys.stdout.errors],
+            "logging": [logging.getLoggerClass().__name__, logging.root.handlers[0].level],
+            "format": logging.root.handlers[0].formatter._fmt,
         }
 
     @step
@@ -125,7 +163,34 @@ def test_a_body_that_leaves_nothing_behind_hands_its_process_on(flow: ModuleType
     assert (Path(prefix) / report.node(three).address / "attempts/1/log.txt").read_text() == "then b\n"
 
 
-LEFT = ["thread", "child", "orphan", "open file", "exit handler", "directory", "priority", "memory"]
+SEEDED = """
+    import random
+    from marin_core import step
+
+    @step
+    def drawn(*, number: int, numpy: bool, after: object = None) -> float:
+        if numpy:
+            from numpy import random as generator
+        else:
+            generator = random
+        found = float(generator.random())
+        generator.seed(7)
+        return found
+"""
+
+
+@pytest.mark.parametrize("numpy", [False, True])
+def test_a_seed_is_no_later_bodys(module: Any, prefix: str, numpy: bool) -> None:
+    if numpy:
+        pytest.importorskip("numpy")
+    flow, handle = module(SEEDED), None
+    for number in range(3):
+        handle = flow.drawn(number=number, numpy=numpy, after=handle)
+    drawn = [n.value for n in run(handle, prefix=prefix).record.nodes]
+    assert len(set(drawn)) == 3
+
+
+LEFT = ["thread", "child", "orphan", "open file", "exit handler", "directory", "priority", "memory", "builtin"]
 
 
 @pytest.mark.parametrize("what", [*LEFT, "closed stream", "import"])
