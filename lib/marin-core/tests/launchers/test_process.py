@@ -328,6 +328,56 @@ def test_a_session_of_its_own_ends_with_the_driver(tmp_path: Path, prefix: str, 
     gone(int(next(Path(prefix).glob("**/pid")).read_text()))
 
 
+FAILING = """
+    import sys
+    from marin_core import step
+
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError("no")
+
+    @step
+    def deep(*, levels: int) -> object:
+        value = 1
+        for _ in range(levels):
+            value = [value]
+        return value
+
+    @step
+    def read(value: object) -> int:
+        return 1
+
+    @step
+    def fails(*, how: str) -> None:
+        if how == "exit":
+            sys.exit(0)
+        raise Mute if how == "mute" else ValueError("x" * 1_000_000)
+"""
+
+
+def test_a_value_that_no_reader_could_follow_is_refused_where_it_is_returned(module: Any, prefix: str) -> None:
+    flow = module(FAILING)
+    failure = run(one := flow.deep(levels=900), prefix=prefix).node(one).failure
+    assert failure is not None
+    assert failure.message.startswith("deep returned[0][0]")
+    assert "nested more than 100 deep" in failure.message
+    assert run(flow.read(flow.deep(levels=100)), prefix=prefix).ok
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("exit", "the body called sys.exit(0)"), ("mute", "<its __str__ raised ValueError>"), ("long", "xxxx")],
+)
+def test_what_an_exception_says_fits_into_a_record(module: Any, prefix: str, how: str, message: str) -> None:
+    report = run(one := module(FAILING).fails(how=how), prefix=prefix)
+    failure = report.node(one).failure
+    assert failure is not None
+    assert failure.message.startswith(message)
+    assert len(failure.message) + len(failure.traceback) < 10_000
+    if how == "long":
+        assert "x" * 1_000_000 in (Path(prefix) / report.node(one).log).read_text()
+
+
 def test_a_group_whose_watchdog_is_dead_is_cleared_away(module: Any, prefix: str) -> None:
     run(module(LEAVING).unwatched(), prefix=prefix)
     gone(int(next(Path(prefix).glob("**/pid")).read_text()))

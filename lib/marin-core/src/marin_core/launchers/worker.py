@@ -32,8 +32,14 @@ from typing import Any, TypedDict
 
 SCRIPT_MODULE = "__mp_main__"
 _TRACEBACK_LINES = 60
+_LONGEST_LINE, _LONGEST_MESSAGE = 2000, 4000
+"""Characters of a traceback's line and of a message that a record has room for; the log has all of them."""
+_DEEPEST = 100
+"""How deep a value may be nested."""
 DONE = b"."
 """What a worker says when it is ready for another body."""
+_TERMINATED = 143
+"""What a worker exits with that was asked to end."""
 END = b"\0"
 """What ends each of the two paths that it is told then."""
 
@@ -97,7 +103,7 @@ def execute(
         )
     except BaseException as e:
         _leave_unless(own, e)
-        if isinstance(e, SystemExit) and not handle_interrupts:
+        if isinstance(e, SystemExit) and (not handle_interrupts or e.code != _TERMINATED):
             e = RuntimeError(f"the body called sys.exit({e.code!r})").with_traceback(e.__traceback__)
         text = json.dumps({"ok": False, "failure": _failure(e)}, allow_nan=False)
     _write(request["result"], text)
@@ -135,18 +141,31 @@ def _function(request: Request) -> Callable[..., Any]:
 def _failure(e: BaseException) -> dict[str, Any]:
     lines = traceback.format_exception(e)
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    if len(_said(e)) > _LONGEST_MESSAGE:
+        sys.stderr.write(f"{_said(e)}\n")
     text = "".join(line for line in lines if not line.lstrip().startswith(f'File "{here}'))
-    code, message = getattr(e, "exit_code", None), str(e)
+    code, message = getattr(e, "exit_code", None), _said(e)
     if _is_full(e):
         place = getattr(e, "filename", None) or "its output"
         code, message = 2, f"no space left on the device for {place}; free some, or choose another prefix"
     return {
         "type": type(e).__name__,
-        "message": message,
-        "traceback": "\n".join(text.rstrip("\n").splitlines()[-_TRACEBACK_LINES:]),
+        "message": _cut(message, _LONGEST_MESSAGE),
+        "traceback": "\n".join(_cut(x, _LONGEST_LINE) for x in text.rstrip("\n").splitlines()[-_TRACEBACK_LINES:]),
         "exit_code": code if isinstance(code, int) and not isinstance(code, bool) else None,
         "mro": [_dotted(kind) for kind in type(e).__mro__ if issubclass(kind, BaseException)],
     }
+
+
+def _said(e: BaseException) -> str:
+    try:
+        return str(e)
+    except Exception as other:
+        return f"<its __str__ raised {type(other).__name__}>"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters more in the log)"
 
 
 def _dotted(kind: type) -> str:
@@ -155,17 +174,18 @@ def _dotted(kind: type) -> str:
 
 def _is_full(e: BaseException) -> bool:
     """Whether a disk is full: libraries that write by other means than Python's raise errors of their own for it."""
-    full, said = (errno.ENOSPC, errno.EDQUOT), str(e).lower()
+    full, said = (errno.ENOSPC, errno.EDQUOT), _said(e).lower()
     return (isinstance(e, OSError) and e.errno in full) or any(os.strerror(n).lower() in said for n in full)
 
 
-def plain(value: Any, *, where: str) -> Any:
+def plain(value: Any, *, where: str, depth: int = _DEEPEST) -> Any:
     """A body's value as strict JSON: dataclasses become objects, tuples lists, paths text, array scalars numbers, and
     enums their value, and
     floats that are not finite their names. `results` reads them back.
 
     Raises:
         TypeError: a part has no JSON form; names the path to it.
+        ValueError: it is nested more than a hundred deep, which not every reader of a record could follow.
     """
     import dataclasses
     import enum
@@ -174,24 +194,27 @@ def plain(value: Any, *, where: str) -> Any:
 
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
+    if depth < 0:
+        raise ValueError(f"{where}: nested more than {_DEEPEST} deep; return it flatter, or write it to Out")
     if isinstance(value, dict):
         for k in value:
             if not isinstance(k, str):
                 raise TypeError(f"{where}: the key {k!r} is a {type(k).__name__}; a recorded value has text keys only")
         # As they will be read back: the order of keys is no part of a value.
-        return {k: plain(v, where=f"{where}[{k!r}]") for k, v in sorted(value.items())}
+        return {k: plain(v, where=f"{where}[{k!r}]", depth=depth - 1) for k, v in sorted(value.items())}
     if isinstance(value, list | tuple):
-        return [plain(v, where=f"{where}[{i}]") for i, v in enumerate(value)]
+        return [plain(v, where=f"{where}[{i}]", depth=depth - 1) for i, v in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name), where=f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        names = [f.name for f in dataclasses.fields(value)]
+        return {n: plain(getattr(value, n), where=f"{where}.{n}", depth=depth - 1) for n in names}
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, enum.Enum):
-        return plain(value.value, where=where)
+        return plain(value.value, where=where, depth=depth - 1)
     if isinstance(value, int):
         return int(value)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return plain(value.item(), where=where)
+        return plain(value.item(), where=where, depth=depth - 1)
     if isinstance(value, float):
         return finite(float(value))
     raise TypeError(
@@ -276,7 +299,7 @@ def main() -> int:
     lifeline, channel = _inherited("MARIN_LIFELINE"), _inherited("MARIN_CHANNEL")
     if lifeline is not None:
         _fork_watchdog(lifeline)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     request_path = sys.argv[1]
     with open(request_path, "rb") as f:  # noqa: PTH123
         request = pickle.load(f)  # noqa: S301

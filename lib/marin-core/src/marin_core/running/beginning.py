@@ -13,12 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marin_core import faults, leases
+from marin_core import faults, leases, staging
 from marin_core.code import Code, Reach, loaded_otherwise
 from marin_core.encoding import digest
 from marin_core.errors import ConflictError, MarinCoreError, UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
+from marin_core.launchers import MORTAL
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
 from marin_core.processes import this_host
 from marin_core.records import AttemptRecord, Digests, Failure, to_json
@@ -64,7 +65,7 @@ def begin(
     record = _enter(store, node, lease, run_id=run_id, reason=reason, inputs=inputs, launcher=launcher)
     faults.reached("attempt-recorded")
     key = f"{node.address}/attempts/{record.attempt}"
-    directory = store.local / key if store.local else Path(tempfile.mkdtemp(prefix="marin-attempt-"))
+    directory = store.local / key if store.local else _staging(launcher)
     attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs, prefix=store.url)
     try:
         with told(store):
@@ -78,6 +79,14 @@ def begin(
         raise
     faults.reached("request-written")
     return replace(attempt, script=request["script"])
+
+
+def _staging(launcher: str) -> Path:
+    """A directory for an attempt on a remote prefix. It ends with this process if the body does."""
+    staging.sweep()
+    if launcher in MORTAL:
+        return staging.owned_directory("attempt")
+    return Path(tempfile.mkdtemp(prefix="marin-attempt-"))
 
 
 def _enter(
@@ -141,7 +150,7 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         packed = pickle.dumps(passed)
-    except (pickle.PicklingError, AttributeError, TypeError) as e:
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as e:
         raise UsageError(f"step {node.name}: its arguments cannot be sent to another process: {e}") from e
     # A class of the script among the arguments makes it necessary too; a mere text with that word does no harm.
     needs_script = any(name in packed or name.decode() == function.__module__ for name in _SCRIPT_NAMES)
@@ -166,15 +175,22 @@ def check_place(store: Store, node: Node) -> None:
         )
 
 
-def arguments_for(step: Step, run: Ledger) -> dict[str, Any]:
+def arguments_for(step: Step, run: Ledger, *, launcher: str) -> dict[str, Any]:
     """The arguments of a body: upstream steps replaced by `Input` or by their value, as the annotation says."""
 
+    try:
+        return _arguments(step, run, launcher=launcher)
+    except RecursionError as e:
+        raise UsageError(f"step {run.graph.handles[step]}: a value among its arguments is nested too deep") from e
+
+
+def _arguments(step: Step, run: Ledger, *, launcher: str) -> dict[str, Any]:
     def committed(upstream: Step) -> Input:
         if upstream.external is not None:
             return Input(upstream.external)
         node = run.nodes[run.graph.handles[upstream]]
         url = run.store.child(f"{node.address}/attempts/{node.attempt}/out")
-        return Input(url, cache="" if run.store.local else str(inputs_cache(run)))
+        return Input(url, cache="" if run.store.local else str(inputs_cache(run, launcher=launcher)))
 
     def value(upstream: Step) -> Any:
         return typed_value(upstream, run.nodes[run.graph.handles[upstream]].value)
@@ -186,9 +202,10 @@ def arguments_for(step: Step, run: Ledger) -> dict[str, Any]:
     }
 
 
-def inputs_cache(run: Ledger) -> Path:
+def inputs_cache(run: Ledger, *, launcher: str) -> Path:
     """Where the bodies of a run keep what they fetch from a remote prefix, on whichever host they are."""
-    return Path(tempfile.gettempdir()) / f"marin-inputs-{run.run_id}"
+    name = staging.owned_name("inputs", run.run_id) if launcher in MORTAL else f"marin-inputs-{run.run_id}"
+    return Path(tempfile.gettempdir()) / name
 
 
 def changed_source(node: Node, *, in_process: bool) -> Failure | None:
