@@ -259,6 +259,7 @@ def test_a_report_lies_beside_the_runs_record(marin: Any, prefix: str, flow: Mod
         (["diff", "latest~3", "latest"], "there are 1 runs"),
         (["logs", "../text"], "no step of this address or name"),
         (["gc", "--keep-days", "-1"], "give 0 or more"),
+        (["gc", "--keep-days", "nan"], "give 0 or more"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_2(

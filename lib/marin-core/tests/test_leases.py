@@ -179,3 +179,9 @@ def test_work_is_emptied_for_a_fresh_start_and_older_attempts_stay_fenced_out(tm
     assert [p.name for p in tmp_path.rglob("*")] == ["w", ".epoch"]
     with pytest.raises(LeaseLostError, match="overtaken by epoch 2"):
         old.open("state", "w")
+
+
+def test_a_lease_that_is_nested_garbage_is_none(prefix: str) -> None:
+    store = open_store(prefix)
+    store.write("a/lease.json", b"[" * 100_000)
+    assert leases.read(store, "a") is None

@@ -11,7 +11,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from marin_core.errors import CorruptRecordError, NewerRecordError
-from marin_core.records import AttemptRecord, NodeRecord, RunRecord, StepRecord, build, finite, from_json, to_json
+from marin_core.records import (
+    AttemptRecord,
+    NodeRecord,
+    RunRecord,
+    StepRecord,
+    build,
+    fenced,
+    finite,
+    from_json,
+    to_json,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -135,3 +145,9 @@ def test_the_text_of_a_record_is_its_fields_as_json(record: StepRecord) -> None:
 def test_what_is_no_record_is_refused_inside_one() -> None:
     with pytest.raises(TypeError, match="a object has no place in a record"):
         to_json(dataclasses.replace(a_run(), environment={"x": object()}))
+
+
+def test_garbage_that_is_nested_deep_is_a_corrupt_record_too() -> None:
+    with pytest.raises(CorruptRecordError, match=r"a/step.json: not a readable StepRecord"):
+        from_json(StepRecord, "[" * 100_000, where="a/step.json")
+    assert fenced(b"[" * 100_000, address="a", epoch=1).endswith(b"\n1")

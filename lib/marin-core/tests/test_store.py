@@ -180,3 +180,8 @@ def test_a_tree_lists_sizes_and_is_removed_whole(store: Store) -> None:
     store.remove_tree("a")
     assert store.tree("a") == {}
     assert store.read("ab/z.txt") == b"stays"
+
+
+def test_the_home_of_nobody_is_no_prefix() -> None:
+    with pytest.raises(PrefixError, match="prefix ~no-such-user/x: "):
+        open_store("~no-such-user/x")

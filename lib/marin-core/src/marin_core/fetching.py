@@ -11,10 +11,10 @@ import functools
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
+from marin_core import staging
 from marin_core.errors import CorruptRecordError, MissingOutputError, NewerRecordError
 from marin_core.records import committed
 from marin_core.store import Store, open_store
@@ -107,7 +107,8 @@ def _place(url: str, cache: str) -> Path:
 
 @functools.cache
 def _own_cache() -> str:
-    return tempfile.mkdtemp(prefix="marin-inputs-")
+    staging.sweep()
+    return str(staging.owned_directory("inputs"))
 
 
 @contextlib.contextmanager

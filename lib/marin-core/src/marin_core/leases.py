@@ -135,7 +135,7 @@ def _object(data: bytes | None, *, where: str) -> dict[str, Any] | None:
     try:
         found = json.loads(data or b"")
         check_schema(found, where=where)
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
     return found
 

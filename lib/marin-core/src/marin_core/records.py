@@ -327,7 +327,7 @@ def _from_json(kind: Any, text: str | bytes, *, where: str, fence: bool = False)
             return None
         check_schema(data, where=where)
         return build(kind, data)
-    except (ValueError, TypeError, KeyError) as e:
+    except (ValueError, TypeError, KeyError, RecursionError) as e:
         raise CorruptRecordError(f"{where}: not a readable {kind.__name__} ({e})") from e
 
 
@@ -345,7 +345,7 @@ def fenced(text: bytes | None, *, address: str, epoch: int) -> bytes:
     """What ``step.json`` becomes when an epoch fences it: it says the same of a committed attempt, in other bytes."""
     try:
         data = json.loads(text or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
         return (text or b"") + f"\n{epoch}".encode()  # not readable before, nor after

@@ -68,6 +68,19 @@ def test_a_store_that_stays_away_ends_in_an_error_that_says_what_is_unknown(s3: 
         store.read("a/r")
 
 
+def test_an_output_file_is_tried_for_longer_than_an_outage_lasts(s3: Any, s3_prefix: str, tmp_path: Path) -> None:
+    store: Any = open_store(s3_prefix)
+    (source := tmp_path / "file").write_text("the work of days")
+    store.write("a/r", b"it answers")
+    store._bulk, now = store._client, [0.0]  # without the client's own retries, which last a second
+    store._clock, store._sleep = lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds)
+    s3.fail("PUT", "/a/out/file", n=15)
+    store.put_file(source, "a/out/file")
+    assert store.read("a/out/file") == b"the work of days"
+    assert 30 < now[0] < 120
+    assert s3.faults == []
+
+
 def test_a_bucket_that_is_not_there_is_named(s3: Any) -> None:
     store = open_store("s3://no-such-bucket/lab")
     for attempt in (lambda: store.write("a", b""), lambda: store.swap("a", b"", expected=None)):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -250,6 +251,28 @@ def test_an_output_is_uploaded_while_other_steps_go_on(
     monkeypatch.setattr(objects.ObjectStore, "put_file", put_file)
     report = run(flow.large(), flow.other(gate=str(gate)), prefix=s3_prefix)
     assert len(report.executed) == 2
+
+
+def test_an_output_that_cannot_be_uploaded_is_kept_and_named(
+    module: Callable[[str], Any], s3: Any, s3_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow = module("""
+        from marin_core import Out, step
+
+        @step
+        def large(out: Out) -> None:
+            (out / "a.txt").write_text("the work of days")
+    """)
+    monkeypatch.setattr(objects, "_OUTPUT_PATIENCE", 0.0)
+    s3.fail("PUT", "/out/a.txt", n=1000)
+    try:
+        failure = run(one := flow.large(), prefix=s3_prefix).node(one).failure
+    finally:
+        s3.faults.clear()
+    assert failure is not None
+    kept = Path(failure.message.rpartition("; the output is kept in ")[2])
+    assert (kept / "a.txt").read_text() == "the work of days"
+    shutil.rmtree(kept.parent)
 
 
 def test_a_remote_work_is_refused_before_anything_runs(module: Callable[[str], Any], s3_prefix: str) -> None:

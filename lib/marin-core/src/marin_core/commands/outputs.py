@@ -36,7 +36,7 @@ def verify(parsed: argparse.Namespace) -> Answer:
 
 def gc(parsed: argparse.Namespace) -> Answer:
     """Says what nothing needs any more; ``--apply`` removes it."""
-    if parsed.keep_days < 0 or parsed.keep_runs < 0:
+    if not parsed.keep_days >= 0 or parsed.keep_runs < 0:  # nan is not
         raise UsageError("--keep-days and --keep-runs count what is kept: give 0 or more")
     catalogue = Catalogue.of(parsed.prefix)
     policy = Policy(keep_days=parsed.keep_days, keep_runs=parsed.keep_runs, keep_run=tuple(parsed.keep_run))

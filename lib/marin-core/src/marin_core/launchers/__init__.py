@@ -27,6 +27,9 @@ from marin_core.errors import UsageError
 from marin_core.records import Failure
 from marin_core.steps import Resources
 
+MORTAL = ("InlineLauncher", "ProcessLauncher")
+"""Kinds of launcher whose bodies die with their driver."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

@@ -4,7 +4,9 @@ The driver holds the write end of a pipe, the lifeline, for each worker. The wor
 anything else, which blocks on the read end. However the driver ends, SIGKILL included, the kernel closes the pipe,
 the watchdog wakes and kills the whole process group, so that grandchildren (a body's own pool of workers) go as well.
 A thread in the worker could not promise that: a body may hold the interpreter lock for minutes. When a worker has
-ended, the driver closes the pipe itself, which clears away whatever its body left behind.
+ended, the driver closes the pipe and kills the group itself, which clears away whatever its body left behind. Those who
+left the group the worker kills as it ends (`descendants`, on Linux), and the driver when it ends a worker. Only the
+descendants that left the group of a worker that was itself killed from outside are out of reach.
 
 A Python takes a twentieth of a second to start, so a worker that a body left as good as new (`residue` has the rule)
 takes the next one, if that is of the same run, asks for no accelerator, and would find the same environment variables,
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from marin_core.launchers import Job, JobStatus
+from marin_core.launchers.descendants import kill_descendants
 from marin_core.launchers.worker import END
 
 LIFELINE = "MARIN_LIFELINE"
@@ -128,7 +131,11 @@ class ProcessLauncher:
             worker.threads[-1].start()
 
     def _wait(self, worker: _Worker) -> None:
-        """Waits for the end of the process, which is the end of the body it had."""
+        """Waits for the end of the process, which is the end of the body it had, and ends what is left of its group:
+        the watchdog may be dead. The group has its number for sure as long as the process is a zombie."""
+        with contextlib.suppress(ChildProcessError, ProcessLookupError, PermissionError):
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+            os.killpg(worker.process.pid, signal.SIGKILL)
         code = worker.process.wait()
         os.close(worker.lifeline)
         with self._lock:
@@ -172,9 +179,13 @@ class ProcessLauncher:
                 send(worker)
 
     def _end(self, worker: _Worker) -> None:
-        """Kills a worker's group. An idle one has nothing left to write: that is why it was kept."""
+        """Kills a worker's group, and what its body has started outside of it. An idle worker has nothing left to
+        write: that is why it was kept."""
         worker.reusable = False
         with contextlib.suppress(ProcessLookupError, PermissionError):
+            if worker.body is not None:
+                os.kill(worker.process.pid, signal.SIGSTOP)
+                kill_descendants(worker.process.pid)
             os.killpg(worker.process.pid, signal.SIGKILL)
 
     def close(self) -> None:

@@ -5,17 +5,23 @@
 - no thread, no child process, no open file and no exit handler of the body is left: with those, leaving the process is
   what ends and flushes them, so it is left;
 - the working directory, environment variables, signal handlers and mask, timers, ``sys.argv``, ``sys.path``, standard
-  streams, loggers, warning filters, umask and processor affinity are as before it, or could be put back. What changed
-  while a module was imported for the first time is never put back, because that module may rely on it;
-- user and group, priority and limits are as before it, which nothing could put back;
+  streams, loggers, warnings, umask, processor affinity, locale, garbage collection, tracing, hooks and the
+  interpreter's settings are as before it, or could be put back. What changed while a module was imported for the first
+  time is never put back, because that module may rely on it; import hooks that came with one stay;
+- user and group, priority, limits, standard input and builtins are as before it, which nothing could put back;
 - resident memory is at most `MOST_MEMORY`.
 
-What modules keep in their own globals stays, as it does between two calls of a function. So a step whose result hangs
-on that is no function of its arguments, in any launcher.
+The global generators of `random` and NumPy are seeded from the system after every body, as in a fresh process.
+
+What modules keep in their own globals or caches stays, and which are loaded, as it does between two calls of a
+function. So a step whose result hangs on that is no function of its arguments, in any launcher.
 """
 
+import _locale
 import atexit
+import builtins
 import contextlib
+import faulthandler
 import functools
 import gc
 import logging
@@ -24,6 +30,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -41,11 +48,105 @@ class _Aspect:
 
     read: Callable[[], Any]
     restore: Callable[[Any], object]
+    of_modules: bool = False
+    """Whether modules may add to it when they are imported, and it is no matter of the body's then."""
 
 
-def _restore_environment(before: dict[str, str]) -> None:
+def _environment() -> tuple[dict[str, str], list[bytes]]:
+    """The variables as Python knows them, and as its children would get them: ``os.putenv`` tells Python nothing."""
+    import ctypes
+
+    listed = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc(), "environ")
+    found: list[bytes] = []
+    while listed and (entry := listed[len(found)]) is not None:
+        found.append(entry)
+    return dict(os.environ), sorted(found)
+
+
+def _restore_environment(before: tuple[dict[str, str], list[bytes]]) -> None:
+    for entry in _environment()[1]:
+        os.unsetenv(entry.partition(b"=")[0])
+    for entry in before[1]:
+        name, _, value = entry.partition(b"=")
+        os.putenv(name, value)
     os.environ.clear()
-    os.environ.update(before)
+    os.environ.update(before[0])
+    time.tzset()
+
+
+def _restore_collector(before: tuple[Any, ...]) -> None:
+    enabled, thresholds, debug, callbacks = before
+    (gc.enable if enabled else gc.disable)()
+    gc.set_threshold(*thresholds)
+    gc.set_debug(debug)
+    gc.callbacks[:] = callbacks
+
+
+def _tracing() -> tuple[Any, ...]:
+    return sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()
+
+
+def _restore_tracing(before: tuple[Any, ...]) -> None:
+    for put, value in zip(
+        (sys.settrace, sys.setprofile, threading.settrace, threading.setprofile), before, strict=True
+    ):
+        put(value)
+
+
+def _hooks() -> tuple[Any, ...]:
+    return sys.excepthook, sys.unraisablehook, sys.displayhook, sys.breakpointhook, threading.excepthook
+
+
+def _restore_hooks(before: tuple[Any, ...]) -> None:
+    sys.excepthook, sys.unraisablehook, sys.displayhook, sys.breakpointhook, threading.excepthook = before
+
+
+def _restore_import_hooks(before: tuple[list[Any], ...]) -> None:
+    sys.meta_path[:], sys.path_hooks[:] = before
+    sys.path_importer_cache.clear()
+
+
+def _settings() -> tuple[Any, ...]:
+    return (
+        sys.getrecursionlimit(),
+        sys.get_int_max_str_digits(),
+        sys.getswitchinterval(),
+        sys.dont_write_bytecode,
+        threading.stack_size(),
+        faulthandler.is_enabled(),
+    )
+
+
+def _restore_settings(before: tuple[Any, ...]) -> None:
+    recursion, digits, interval, sys.dont_write_bytecode, stack, faults = before
+    sys.setrecursionlimit(recursion)
+    sys.set_int_max_str_digits(digits)
+    sys.setswitchinterval(interval)
+    threading.stack_size(stack)
+    (faulthandler.enable if faults else faulthandler.disable)()
+
+
+def _defaults() -> tuple[Any, Any]:
+    """Those of `socket` and `tempfile`, where they are loaded; a directory that was found by the rule is none."""
+    sockets, files = sys.modules.get("socket"), sys.modules.get("tempfile")
+    place = files.tempdir if files is not None else None
+    if files is not None and place is not None and place == files._candidate_tempdir_list()[0]:
+        place = None
+    return sockets.getdefaulttimeout() if sockets is not None else None, place
+
+
+def _restore_defaults(before: tuple[Any, Any]) -> None:
+    if "socket" in sys.modules:
+        sys.modules["socket"].setdefaulttimeout(before[0])
+    if "tempfile" in sys.modules:
+        sys.modules["tempfile"].tempdir = before[1]  # type: ignore[attr-defined]
+
+
+def _reseed() -> None:
+    """A fresh process would have seeds of its own."""
+    for name in ("random", "numpy.random"):
+        if name in sys.modules:
+            sys.modules[name].seed()
 
 
 def _umask() -> int:
@@ -69,10 +170,13 @@ def _restore_path(before: tuple[list[str], ...]) -> None:
 
 
 def _logger_state(logger: logging.Logger) -> tuple[Any, ...]:
-    return logger.level, tuple(logger.handlers), tuple(logger.filters), logger.propagate, logger.disabled
+    handlers = tuple((h, h.level, h.formatter, tuple(h.filters), getattr(h, "stream", None)) for h in logger.handlers)
+    return logger.level, handlers, tuple(logger.filters), logger.propagate, logger.disabled
 
 
 _UNTOUCHED = (logging.NOTSET, (), (), True, False)
+_WARNED = "_warnings_showwarning"
+"""Of `logging`: what ``captureWarnings`` has set aside."""
 
 
 def _loggers() -> dict[str | None, tuple[Any, ...]]:
@@ -82,37 +186,59 @@ def _loggers() -> dict[str | None, tuple[Any, ...]]:
     found: dict[str | None, tuple[Any, ...]] = {name: state for name, state in named if state != _UNTOUCHED}
     last = logging.lastResort
     form = (last, last.level, last.formatter) if last is not None else (None, 0, None)
-    found[None] = (*_logger_state(logging.root), logging.root.manager.disable, *form)
+    general = logging.getLoggerClass(), logging.getLogRecordFactory(), getattr(logging, _WARNED, None), form
+    found[None] = (*_logger_state(logging.root), (logging.root.manager.disable, *general))
     return found
 
 
 def _restore_loggers(before: dict[str | None, tuple[Any, ...]]) -> None:
     for name in _loggers().keys() | before.keys():
         logger = logging.getLogger(name)
-        level, handlers, filters, logger.propagate, logger.disabled, *disable = before.get(name, _UNTOUCHED)
+        level, handlers, filters, logger.propagate, logger.disabled, *general = before.get(name, _UNTOUCHED)
         logger.setLevel(level)
-        logger.handlers[:], logger.filters[:] = handlers, filters
-        if disable:
-            number, logging.lastResort, last_level, formatter = disable
-            logging.disable(number)
-            if logging.lastResort is not None:
-                logging.lastResort.setLevel(last_level)
-                logging.lastResort.setFormatter(formatter)
+        logger.handlers[:], logger.filters[:] = [h for h, *_ in handlers], filters
+        for handler, level_of, handler.formatter, filters_of, stream in handlers:
+            handler.level, handler.filters[:] = level_of, filters_of
+            if stream is not None:
+                handler.stream = stream
+        for disabled, kind, factory, warned, (last, last_level, formatter) in general:
+            logging.disable(disabled)
+            logging.setLoggerClass(kind)
+            logging.setLogRecordFactory(factory)
+            setattr(logging, _WARNED, warned)
+            logging.lastResort = last
+            if last is not None:
+                last.setLevel(last_level)
+                last.setFormatter(formatter)
 
 
-def _restore_filters(before: list[Any]) -> None:
-    warnings.filters[:] = before  # type: ignore[index]
+def _warnings() -> tuple[Any, ...]:
+    return list(warnings.filters), warnings.showwarning, warnings.formatwarning
+
+
+def _restore_warnings(before: tuple[Any, ...]) -> None:
+    warnings.filters[:], warnings.showwarning, warnings.formatwarning = before  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def _restore_streams(before: tuple[Any, ...]) -> None:
-    sys.stdin, sys.stdout, sys.stderr = before
+_MODES = ("encoding", "errors", "line_buffering", "write_through")
+
+
+def _streams() -> list[tuple[Any, ...]]:
+    return [(s, [getattr(s, mode, None) for mode in _MODES]) for s in (sys.stdin, sys.stdout, sys.stderr)]
+
+
+def _restore_streams(before: list[tuple[Any, ...]]) -> None:
+    sys.stdin, sys.stdout, sys.stderr = (stream for stream, _ in before)
+    for stream, modes in before:
+        if stream is not None and [getattr(stream, mode, None) for mode in _MODES] != modes:
+            stream.reconfigure(**dict(zip(_MODES, modes, strict=True)))
 
 
 def _aspects() -> dict[str, _Aspect]:
     return {
         "working directory": _Aspect(os.getcwd, os.chdir),
-        "environment variables": _Aspect(lambda: dict(os.environ), _restore_environment),
+        "environment variables": _Aspect(_environment, _restore_environment),
         "umask": _Aspect(_umask, os.umask),
         "signal handlers": _Aspect(_handlers, _restore_handlers),
         "signal mask": _Aspect(
@@ -124,10 +250,22 @@ def _aspects() -> dict[str, _Aspect]:
             lambda before: [signal.setitimer(t, 0) for t in _TIMERS],
         ),
         "sys.argv or sys.path": _Aspect(lambda: (list(sys.argv), list(sys.path)), _restore_path),
-        "standard streams": _Aspect(lambda: (sys.stdin, sys.stdout, sys.stderr), _restore_streams),
+        "standard streams": _Aspect(_streams, _restore_streams),
         "loggers": _Aspect(_loggers, _restore_loggers),
-        "warning filters": _Aspect(lambda: list(warnings.filters), _restore_filters),
-        "recursion limit": _Aspect(sys.getrecursionlimit, sys.setrecursionlimit),
+        "warnings": _Aspect(_warnings, _restore_warnings),
+        "locale": _Aspect(
+            lambda: _locale.setlocale(_locale.LC_ALL, None), lambda before: _locale.setlocale(_locale.LC_ALL, before)
+        ),
+        "garbage collection": _Aspect(
+            lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), list(gc.callbacks)), _restore_collector
+        ),
+        "tracing": _Aspect(_tracing, _restore_tracing),
+        "hooks": _Aspect(_hooks, _restore_hooks),
+        "import hooks": _Aspect(
+            lambda: (list(sys.meta_path), list(sys.path_hooks)), _restore_import_hooks, of_modules=True
+        ),
+        "interpreter settings": _Aspect(_settings, _restore_settings),
+        "timeout of sockets or directory for temporary files": _Aspect(_defaults, _restore_defaults),
         **(
             {"processor affinity": _Aspect(lambda: os.sched_getaffinity(0), lambda b: os.sched_setaffinity(0, b))}
             if hasattr(os, "sched_getaffinity")
@@ -139,7 +277,9 @@ def _aspects() -> dict[str, _Aspect]:
 def _irrevocable() -> tuple[Any, ...]:
     """What a process cannot take back."""
     limits = [resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")]
-    return os.getuid(), os.geteuid(), os.getgid(), os.getegid(), os.getpriority(os.PRIO_PROCESS, 0), limits
+    owner = os.getuid(), os.geteuid(), os.getgid(), os.getegid(), os.getpriority(os.PRIO_PROCESS, 0)
+    source = os.fstat(0)
+    return owner, limits, (source.st_dev, source.st_ino), dict(vars(builtins))
 
 
 @dataclass
@@ -163,6 +303,8 @@ class Before:
             None if the process is as good as it was; else what stands against using it again.
         """
         try:
+            faulthandler.cancel_dump_traceback_later()
+            _reseed()
             return self._left_behind() or self._changed()
         except Exception as e:  # a body may have left anything, a logger without a level too
             return f"it cannot be told: {e}"
@@ -182,10 +324,12 @@ class Before:
 
     def _changed(self) -> str | None:
         if _irrevocable() != self.irrevocable:
-            return "user, group, priority or limits changed"
+            return "user, group, priority, limits, standard input or builtins changed"
         changed = [name for name, aspect in self.aspects.items() if self._differs(name, aspect)]
         if changed and not sys.modules.keys() <= self.modules:
-            return f"{changed[0]} changed while modules were imported"
+            changed = [name for name in changed if not self.aspects[name].of_modules]
+            if changed:
+                return f"{changed[0]} changed while modules were imported"
         for name in changed:
             aspect = self.aspects[name]
             with contextlib.suppress(Exception):

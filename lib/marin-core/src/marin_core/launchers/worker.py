@@ -8,11 +8,17 @@ Order matters. The watchdog is forked first, while there is one thread and nothi
 name under which multiprocessing's children know a main script, so its ``if __name__ == "__main__"`` does not run
 again.
 
+Before a worker ends it kills whatever its body has started and left behind, in whatever session, so that an output is
+at rest when it is looked at. Only the process that was given a request answers it: one that a body has forked and that
+returns from the body as well is ended there.
+
 Whatever the body does, the result file says it: the value as JSON, or the exception. No result file means that the
 process was killed or left by ``os._exit``.
 """
 
+import atexit
 import errno
+import importlib
 import json
 import logging
 import os
@@ -26,8 +32,14 @@ from typing import Any, TypedDict
 
 SCRIPT_MODULE = "__mp_main__"
 _TRACEBACK_LINES = 60
+_LONGEST_LINE, _LONGEST_MESSAGE = 2000, 4000
+"""Characters of a traceback's line and of a message that a record has room for; the log has all of them."""
+_DEEPEST = 100
+"""How deep a value may be nested."""
 DONE = b"."
 """What a worker says when it is ready for another body."""
+_TERMINATED = 143
+"""What a worker exits with that was asked to end."""
 END = b"\0"
 """What ends each of the two paths that it is told then."""
 
@@ -71,6 +83,7 @@ def execute(
     Returns:
         0 if the body returned, 1 if it raised.
     """
+    own = os.getpid()
     with open(request_path, "rb") as f:  # noqa: PTH123
         request: Request = pickle.load(f)  # noqa: S301  written by the driver
     try:
@@ -78,26 +91,47 @@ def execute(
         arguments = pickle.loads(request["arguments"])  # noqa: S301  written by the driver
         with limited or nullcontext():
             value = function(**arguments)
+        _leave_unless(own)
         value = plain(value, where=f"{request['name']} returned", places=_places(arguments.values()))
         result = {"ok": True, "value": value}
         text = json.dumps(result, allow_nan=False)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
+        _leave_unless(own, e)
         if not handle_interrupts:
             raise
         text = json.dumps(
             {"ok": False, "failure": {"type": "KeyboardInterrupt", "message": "interrupted", "traceback": ""}}
         )
     except BaseException as e:
-        if isinstance(e, SystemExit) and not handle_interrupts:
+        _leave_unless(own, e)
+        if isinstance(e, SystemExit) and (not handle_interrupts or e.code != _TERMINATED):
             e = RuntimeError(f"the body called sys.exit({e.code!r})").with_traceback(e.__traceback__)
         text = json.dumps({"ok": False, "failure": _failure(e)}, allow_nan=False)
     _write(request["result"], text)
     return 0 if text.startswith('{"ok": true') else 1
 
 
-def _function(request: Request) -> Callable[..., Any]:
-    import importlib
+def _leave_unless(own: int, error: BaseException | None = None) -> None:
+    """Ends a process that a body has forked and that came out of the body: what the body leaves is told by the process
+    that was given the request, and by no other."""
+    if os.getpid() == own:
+        return
+    code = 1
+    try:
+        if error is None or isinstance(error, SystemExit):
+            code = error.code if error is not None and isinstance(error.code, int) else 0
+            if error is None:
+                told = f"a process that the body forked (pid {os.getpid()}) returned from it; its value is dropped\n"
+                sys.stdout.write(told)
+        else:
+            traceback.print_exception(error)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(code & 0xFF)
 
+
+def _function(request: Request) -> Callable[..., Any]:
     script = request["script"]
     if script is not None and getattr(sys.modules.get("__main__"), "__file__", None) != script:
         load_script(script)
@@ -108,18 +142,31 @@ def _function(request: Request) -> Callable[..., Any]:
 def _failure(e: BaseException) -> dict[str, Any]:
     lines = traceback.format_exception(e)
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    if len(_said(e)) > _LONGEST_MESSAGE:
+        sys.stderr.write(f"{_said(e)}\n")
     text = "".join(line for line in lines if not line.lstrip().startswith(f'File "{here}'))
-    code, message = getattr(e, "exit_code", None), str(e)
+    code, message = getattr(e, "exit_code", None), _said(e)
     if _is_full(e):
         place = getattr(e, "filename", None) or "its output"
         code, message = 2, f"no space left on the device for {place}; free some, or choose another prefix"
     return {
         "type": type(e).__name__,
-        "message": message,
-        "traceback": "\n".join(text.rstrip("\n").splitlines()[-_TRACEBACK_LINES:]),
+        "message": _cut(message, _LONGEST_MESSAGE),
+        "traceback": "\n".join(_cut(x, _LONGEST_LINE) for x in text.rstrip("\n").splitlines()[-_TRACEBACK_LINES:]),
         "exit_code": code if isinstance(code, int) and not isinstance(code, bool) else None,
         "mro": [_dotted(kind) for kind in type(e).__mro__ if issubclass(kind, BaseException)],
     }
+
+
+def _said(e: BaseException) -> str:
+    try:
+        return str(e)
+    except Exception as other:
+        return f"<its __str__ raised {type(other).__name__}>"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}... ({len(text) - most} characters more in the log)"
 
 
 def _dotted(kind: type) -> str:
@@ -128,7 +175,7 @@ def _dotted(kind: type) -> str:
 
 def _is_full(e: BaseException) -> bool:
     """Whether a disk is full: libraries that write by other means than Python's raise errors of their own for it."""
-    full, said = (errno.ENOSPC, errno.EDQUOT), str(e).lower()
+    full, said = (errno.ENOSPC, errno.EDQUOT), _said(e).lower()
     return (isinstance(e, OSError) and e.errno in full) or any(os.strerror(n).lower() in said for n in full)
 
 
@@ -140,7 +187,7 @@ def _places(arguments: Iterable[Any]) -> tuple[str, ...]:
     return tuple(getattr(a, "staging", "") or a.url for a in flat if isinstance(a, Input | Out | Work))
 
 
-def plain(value: Any, *, where: str, places: tuple[str, ...] = ()) -> Any:
+def plain(value: Any, *, where: str, places: tuple[str, ...] = (), depth: int = _DEEPEST) -> Any:
     """A body's value as strict JSON: dataclasses become objects, tuples lists, paths text, array scalars numbers, enums
     their value, and floats that are not finite their names. `results` reads them back.
 
@@ -149,9 +196,11 @@ def plain(value: Any, *, where: str, places: tuple[str, ...] = ()) -> Any:
         where: what it is, for the error message.
         places: the body's directories. A path in one is refused: it lies elsewhere once the prefix has moved or another
             attempt has been made.
+        depth: how many levels it may have.
 
     Raises:
         TypeError: a part has no JSON form; names the path to it.
+        ValueError: it is nested more than a hundred deep, which not every reader of a record could follow.
     """
     import dataclasses
     import enum
@@ -161,14 +210,20 @@ def plain(value: Any, *, where: str, places: tuple[str, ...] = ()) -> Any:
 
     if value is None or isinstance(value, bool | str) or type(value) is int:
         return value
+
+    def part(inner: Any, name: str) -> Any:
+        return plain(inner, where=name, places=places, depth=depth - 1)
+
+    if depth < 0:
+        raise ValueError(f"{where}: nested more than {_DEEPEST} deep; return it flatter, or write it to Out")
     if isinstance(value, dict):
         for k in value:
             if not isinstance(k, str):
                 raise TypeError(f"{where}: the key {k!r} is a {type(k).__name__}; a recorded value has text keys only")
         # As they will be read back: the order of keys is no part of a value.
-        return {k: plain(v, where=f"{where}[{k!r}]", places=places) for k, v in sorted(value.items())}
+        return {k: part(v, f"{where}[{k!r}]") for k, v in sorted(value.items())}
     if isinstance(value, list | tuple):
-        return [plain(v, where=f"{where}[{i}]", places=places) for i, v in enumerate(value)]
+        return [part(v, f"{where}[{i}]") for i, v in enumerate(value)]
     if isinstance(value, os.PathLike | Input | Out | Work):
         path = os.fspath(value) if isinstance(value, os.PathLike) else None
         if path is None or any(path == place or path.startswith(f"{place}/") for place in places):
@@ -180,13 +235,13 @@ def plain(value: Any, *, where: str, places: tuple[str, ...] = ()) -> Any:
         return path
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {name: plain(part, where=f"{where}.{name}", places=places) for name, part in parts.items()}
+        return {name: part(v, f"{where}.{name}") for name, v in parts.items()}
     if isinstance(value, enum.Enum):
-        return plain(value.value, where=where, places=places)
+        return part(value.value, where)
     if isinstance(value, int):
         return int(value)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return plain(value.item(), where=where)
+        return part(value.item(), where)
     if isinstance(value, float):
         return finite(float(value))
     raise TypeError(
@@ -210,9 +265,9 @@ def _inherited(variable: str) -> int | None:
 
 
 def _fork_watchdog(lifeline: int) -> None:
-    """A process that holds nothing but the lifeline and kills this process group when it breaks. It is no child of this
-    one, which can then tell whether a body has left any."""
-    child = os.fork()
+    """A process that holds nothing but the lifeline and kills this one, its group and what left the group when it
+    breaks. It is no child of this one, which can then tell whether a body has left any."""
+    worker, child = os.getpid(), os.fork()
     if child:
         os.close(lifeline)
         os.waitpid(child, 0)
@@ -227,7 +282,12 @@ def _fork_watchdog(lifeline: int) -> None:
         os.closerange(3, lifeline)
         os.closerange(lifeline + 1, 256)
         os.read(lifeline, 1)
-        os.killpg(0, signal.SIGKILL)
+        try:  # the group's number is nobody else's as long as this process is in it
+            os.kill(worker, signal.SIGSTOP)
+            sys.path.append(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120
+            importlib.import_module("descendants").kill_descendants(worker)
+        finally:
+            os.killpg(0, signal.SIGKILL)
 
 
 def speak_last(form: str) -> None:
@@ -246,13 +306,12 @@ def _write_to(log: str) -> None:
     os.close(descriptor)
 
 
-def _serve(channel: int, request_path: str) -> int:
+def _serve(channel: int, request_path: str, *, reusable: bool) -> int:
     """Runs body after body as long as this process is as good as new."""
     import contextvars
 
     from marin_core.launchers import residue
 
-    reusable = residue.adopt_orphans()
     while True:
         before = residue.Before()
         code = contextvars.copy_context().run(execute, request_path)
@@ -275,7 +334,7 @@ def main() -> int:
     lifeline, channel = _inherited("MARIN_LIFELINE"), _inherited("MARIN_CHANNEL")
     if lifeline is not None:
         _fork_watchdog(lifeline)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     request_path = sys.argv[1]
     with open(request_path, "rb") as f:  # noqa: PTH123
         request = pickle.load(f)  # noqa: S301
@@ -285,7 +344,12 @@ def main() -> int:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # The log's last line is what a run shows of this step; which loggers speak at INFO is the step's own choice.
     speak_last("%(message)s")
-    return execute(request_path) if channel is None else _serve(channel, request_path)
+    from marin_core.launchers import descendants, residue
+
+    adopts = residue.adopt_orphans()
+    # The first to be registered is the last to be called: what a body does at its exit is done by then.
+    atexit.register(descendants.kill_own, os.getpid())
+    return execute(request_path) if channel is None else _serve(channel, request_path, reusable=adopts)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ class Catalogue:
             return None if data is None else _commit(json.loads(data, parse_constant=str), where=key)
         except (CorruptRecordError, NewerRecordError) as e:
             return e
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             return CorruptRecordError(f"{key}: not a readable StepRecord ({e})")
 
     def tombstone(self, address: str) -> Tombstone | Unreadable | None:
@@ -240,7 +240,7 @@ class Catalogue:
                 raise TypeError("nodes is no list")
         except (CorruptRecordError, NewerRecordError) as e:
             return e
-        except (ValueError, TypeError, KeyError, AttributeError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             return CorruptRecordError(f"{key}: not a readable RunRecord ({e})")
         return data
 

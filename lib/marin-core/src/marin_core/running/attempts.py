@@ -209,7 +209,7 @@ def _run_id(data: bytes) -> str | None:
     """The run that an attempt's record names; None if it cannot be read."""
     try:
         return json.loads(data).get("run_id")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
 
 

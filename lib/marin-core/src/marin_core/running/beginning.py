@@ -1,6 +1,8 @@
 """The beginning of an attempt: its number, its record, its directory, and the request that its body gets."""
 
 import contextlib
+import functools
+import hashlib
 import os
 import pickle
 import sys
@@ -11,13 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from marin_core import faults, leases
-from marin_core.code import Reach
+from marin_core import faults, leases, staging
+from marin_core.code import Code, Reach
 from marin_core.code.loading import loaded_otherwise
 from marin_core.encoding import digest
 from marin_core.errors import ConflictError, MarinCoreError, UsageError
 from marin_core.graph import Node
 from marin_core.handles import Input, Out, Work
+from marin_core.launchers import MORTAL
 from marin_core.launchers.worker import SCRIPT_MODULE, Request
 from marin_core.processes import this_host
 from marin_core.records import AttemptRecord, Digests, Failure, FileEntry, to_json
@@ -63,7 +66,7 @@ def begin(
     record = _enter(store, node, lease, run_id=run_id, reason=reason, inputs=inputs, launcher=launcher)
     faults.reached("attempt-recorded")
     key = f"{node.address}/attempts/{record.attempt}"
-    directory = store.local / key if store.local else Path(tempfile.mkdtemp(prefix="marin-attempt-"))
+    directory = store.local / key if store.local else _staging(launcher)
     attempt = Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs, prefix=store.url)
     try:
         with told(store):
@@ -77,6 +80,14 @@ def begin(
         raise
     faults.reached("request-written")
     return replace(attempt, script=request["script"])
+
+
+def _staging(launcher: str) -> Path:
+    """A directory for an attempt on a remote prefix. It ends with this process if the body does."""
+    staging.sweep()
+    if launcher in MORTAL:
+        return staging.owned_directory("attempt")
+    return Path(tempfile.mkdtemp(prefix="marin-attempt-"))
 
 
 def _enter(
@@ -140,7 +151,7 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
     main = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         packed = pickle.dumps(passed)
-    except (pickle.PicklingError, AttributeError, TypeError) as e:
+    except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as e:
         raise UsageError(f"step {node.name}: its arguments cannot be sent to another process: {e}") from e
     # A class of the script among the arguments makes it necessary too; a mere text with that word does no harm.
     needs_script = any(name in packed or name.decode() == function.__module__ for name in _SCRIPT_NAMES)
@@ -165,15 +176,22 @@ def check_place(store: Store, node: Node) -> None:
         )
 
 
-def arguments_for(step: Step, run: Ledger) -> dict[str, Any]:
+def arguments_for(step: Step, run: Ledger, *, launcher: str) -> dict[str, Any]:
     """The arguments of a body: upstream steps replaced by `Input` or by their value, as the annotation says."""
 
+    try:
+        return _arguments(step, run, launcher=launcher)
+    except RecursionError as e:
+        raise UsageError(f"step {run.graph.handles[step]}: a value among its arguments is nested too deep") from e
+
+
+def _arguments(step: Step, run: Ledger, *, launcher: str) -> dict[str, Any]:
     def committed(upstream: Step) -> Input:
         if upstream.external is not None:
             return Input(upstream.external)
         node = run.nodes[run.graph.handles[upstream]]
         url = run.store.child(f"{node.address}/attempts/{node.attempt}/out")
-        return Input(url, cache="" if run.store.local else str(inputs_cache(run)))
+        return Input(url, cache="" if run.store.local else str(inputs_cache(run, launcher=launcher)))
 
     def value(upstream: Step) -> Any:
         return typed_value(upstream, run.nodes[run.graph.handles[upstream]].value)
@@ -196,9 +214,10 @@ def given_to(step: Step, run: Ledger) -> dict[str, tuple[FileEntry, ...]]:
     return found
 
 
-def inputs_cache(run: Ledger) -> Path:
+def inputs_cache(run: Ledger, *, launcher: str) -> Path:
     """Where the bodies of a run keep what they fetch from a remote prefix, on whichever host they are."""
-    return Path(tempfile.gettempdir()) / f"marin-inputs-{run.run_id}"
+    name = staging.owned_name("inputs", run.run_id) if launcher in MORTAL else f"marin-inputs-{run.run_id}"
+    return Path(tempfile.gettempdir()) / name
 
 
 def changed_source(node: Node, *, in_process: bool) -> Failure | None:
@@ -215,4 +234,52 @@ def changed_source(node: Node, *, in_process: bool) -> Failure | None:
     if not edited or Reach().again(node.code).digest == node.code.digest:
         return None
     message = f"{edited[0]} was edited after the plan was made; run the command again"
+    return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
+
+
+Seen = dict[Path, tuple[tuple[int, int], str]]
+"""Source file -> its stamp, and the sha256 of its text under that stamp."""
+
+
+def sources_of(code: Code) -> Seen:
+    """The source files of a step as they are now; one that is gone is left out."""
+    found: Seen = {}
+    for path in code.files:
+        with contextlib.suppress(OSError):
+            stat = path.stat()
+            stamp = stat.st_mtime_ns, stat.st_size
+            found[path] = stamp, _text(path, stamp)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(path: Path, _stamp: tuple[int, int]) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def edited_meanwhile(node: Node, before: Seen) -> Failure | None:
+    """The failure of an attempt while whose body ran its code was edited. What the body imported late, or in processes
+    of its own, may have been the other code.
+
+    A file with another text and a code of the same digest had a comment, or what the step does not reach, edited: that
+    is no failure. A file with the same text that was written meanwhile was edited and put back, or only touched, which
+    nobody can tell apart: another run is the smaller harm.
+
+    Args:
+        node: the step.
+        before: its `sources_of` when the body began.
+    """
+    now = sources_of(node.code)
+    edited = [path for path, seen in before.items() if now.get(path) != seen]
+    if not edited:
+        return None
+    try:
+        same = Reach().again(node.code).digest == node.code.digest
+    except MarinCoreError:  # no Python any more
+        same = False
+    back = [path for path in edited if path in now and now[path][1] == before[path][1]]
+    if same and not back:
+        return None
+    what = "written again" if same else "edited"
+    message = f"{(back if same else edited)[0]} was {what} while the body ran; run the command again"
     return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)

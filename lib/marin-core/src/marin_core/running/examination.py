@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -101,11 +102,21 @@ def _kept_files(store: Store, attempt: Attempt) -> tuple[FileEntry, ...]:
     """The manifest of the output, all of which is on disk, or under the remote prefix, when this returns."""
     files = manifest(attempt.directory / "out", durable=store.local is not None)
     if store.local is None:
-        store.upload(attempt.directory / "out", f"{attempt.key}/out")
+        try:
+            store.upload(attempt.directory / "out", f"{attempt.key}/out")
+        except PrefixError as e:
+            raise PrefixError(f"{e}; the output is kept in {_set_aside(attempt)}") from e
         return files
     for directory in (attempt.directory, attempt.directory.parent) if files else ():
         sync_directory(directory)
     return files
+
+
+def _set_aside(attempt: Attempt) -> Path:
+    """Brings an output that could not be uploaded out of the directory that ends with its attempt."""
+    kept = Path(tempfile.mkdtemp(prefix="marin-kept-", dir=attempt.directory.parent)) / "out"
+    (attempt.directory / "out").rename(kept)
+    return kept
 
 
 def overtime(attempt: Attempt, ended: Ended) -> Failure:

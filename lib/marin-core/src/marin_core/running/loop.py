@@ -31,7 +31,7 @@ from marin_core.errors import (
     UsageError,
 )
 from marin_core.graph import Graph, Node
-from marin_core.launchers import Launcher
+from marin_core.launchers import Launcher, kind_of
 from marin_core.quantities import format_seconds
 from marin_core.reasons import Options, matches
 from marin_core.records import Decision, Failure, RunRecord
@@ -308,7 +308,7 @@ class Loop:
             notify=self.bodies.note_end,
             run_id=self.ledger.run_id,
             reason=reason,
-            arguments=beginning.arguments_for(node.step, self.ledger),
+            arguments=beginning.arguments_for(node.step, self.ledger, launcher=kind_of(self.launcher)),
             inputs=self.decisions.inputs(node),
             fresh=asked and node.address not in self.tries,
         )
@@ -392,7 +392,7 @@ class Loop:
         self.stopping = why
         self.bodies.end(grace=interrupts.GRACE)
         if self.store.local is None:
-            shutil.rmtree(beginning.inputs_cache(self.ledger), ignore_errors=True)
+            shutil.rmtree(beginning.inputs_cache(self.ledger, launcher=kind_of(self.launcher)), ignore_errors=True)
         now = time.time()
         for attempt in list(self.bodies.running.values()):
             reason = "the run was interrupted"

@@ -12,17 +12,15 @@ that lease or not at all.
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from marin_core import leases
+from marin_core import leases, staging
 from marin_core.encoding import digest
 from marin_core.errors import CorruptRecordError, UsageError
 from marin_core.graph import Node
-from marin_core.launchers import JobStatus, Launcher, delivery, kind_of, make_launcher
+from marin_core.launchers import MORTAL, JobStatus, Launcher, delivery, kind_of, make_launcher
 from marin_core.processes import this_host
 from marin_core.records import AttemptRecord, from_json, to_json
 from marin_core.running.attempts import Attempt, job_name, user
@@ -30,9 +28,6 @@ from marin_core.running.beginning import begin
 from marin_core.store import Store
 
 log = logging.getLogger(__name__)
-
-_MORTAL = ("InlineLauncher", "ProcessLauncher")
-"""Kinds of launcher whose bodies die with their driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +113,7 @@ def _go_on(
     host, pid = this_host().split(":")[0], os.getpid()
     record = replace(record, epoch=lease.epoch, run_id=run_id, host=host, user=user(), pid=pid)
     store.write(f"{key}/attempt.json", to_json(record).encode(), durable=False)
-    directory = store.local / key if store.local else Path(tempfile.mkdtemp(prefix="marin-attempt-"))
+    directory = store.local / key if store.local else staging.owned_directory("attempt")
     return Attempt(node=node, record=record, lease=lease, directory=directory, inputs=inputs, prefix=store.url)
 
 
@@ -142,7 +137,7 @@ def _wanted(record: AttemptRecord, node: Node, inputs: dict[str, str]) -> bool:
 def _end(name: str, kind: str, launcher: Launcher) -> None:
     """Cancels a job that is still at work, through a launcher of the kind that has it."""
     if kind_of(launcher) != kind:
-        if kind in _MORTAL:
+        if kind in MORTAL:
             return
         try:
             launcher = make_launcher(kind)

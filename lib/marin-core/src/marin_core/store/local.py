@@ -36,7 +36,10 @@ class LocalStore(Store):
     """
 
     def __init__(self, path: str) -> None:
-        self._root = Path(path).expanduser().absolute()
+        try:
+            self._root = Path(path).expanduser().absolute()
+        except RuntimeError as e:  # ~name of nobody
+            raise PrefixError(f"prefix {path}: {e}; give ./{path} if a directory is called so") from e
         self.url = str(self._root)
 
     @property

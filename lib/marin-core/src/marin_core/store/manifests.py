@@ -30,7 +30,8 @@ def manifest(directory: Path, *, durable: bool = True) -> tuple[FileEntry, ...]:
             never outlives them.
 
     Raises:
-        UsageError: the directory has a link, which the manifest could not vouch for, or a pipe or socket.
+        UsageError: the directory has a link, which the manifest could not vouch for, or a pipe or socket, or is itself
+            none.
     """
     sizes, directories = _listed(directory)
     if not sizes:
@@ -54,6 +55,8 @@ def _listed(directory: Path) -> tuple[dict[str, int], list[str]]:
     """The files below a directory, by path relative to it, with their sizes; and the directories, itself the first."""
     sizes: dict[str, int] = {}
     directories = [top := os.fspath(directory)]
+    if not stat.S_ISDIR(os.lstat(top).st_mode):
+        raise UsageError("the body replaced its output directory by a link or a file; write files into it")
     for parent in directories:  # which grows meanwhile
         with os.scandir(parent) as entries:
             for entry in entries:

@@ -8,7 +8,8 @@ and the version that was expected means that the same write may be tried again, 
 every value being written at most once, since an ETag may be a hash of the content.
 
 Retries of records live in `ObjectStore._tries` alone, with backoff and jitter (Brooker, "Exponential backoff and
-jitter", 2015). Output files are large, immutable and written to keys of their own, so obstore may retry their parts.
+jitter", 2015). Output files are large, immutable and written to keys of their own, so obstore may retry their parts as
+well, for the second or two that its retries last.
 
 See: https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html
 """
@@ -27,6 +28,8 @@ from marin_core.store import Guard, Status, Store, Versioned
 _PATIENCE, _FIRST_PATIENCE = 30.0, 5.0
 """Seconds for which one operation is retried; the second, of a store that has never answered: a wrong endpoint, or no
 credentials, look the same as a network that is down."""
+_OUTPUT_PATIENCE = 120.0
+"""The same of an output file: it may be the work of days, and its lease is renewed meanwhile."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _RECORDS = {"timeout": "10s", "connect_timeout": "5s"}
 _OUTPUTS = {"timeout": "1h", "read_timeout": "30s", "connect_timeout": "5s"}
@@ -183,7 +186,7 @@ class ObjectStore(Store):
 
     def put_file(self, source: Path, key: str) -> None:
         """Uploads a file, a large one in parts."""
-        self._retried(lambda: self._bulk.put(key, source), tries=1)
+        self._retried(lambda: self._bulk.put(key, source), patience=_OUTPUT_PATIENCE)
 
     def get_file(self, key: str, target: Path) -> None:
         """Downloads a file, block by block."""
@@ -193,26 +196,26 @@ class ObjectStore(Store):
                 for block in self._bulk.get(key).stream():
                     f.write(block)
 
-        self._retried(get, tries=2)
+        self._retried(get)
 
-    def _retried[T](self, operation: Callable[[], T], *, tries: int | None = None) -> T:
+    def _retried[T](self, operation: Callable[[], T], *, patience: float | None = None) -> T:
         """The result of an operation that may be repeated at will."""
         error: Exception | None = None
-        for number, _ in enumerate(self._tries(), 1):
+        for _ in self._tries(patience):
             try:
                 result = operation()
                 self._answered = True
                 return result
             except Exception as e:
                 error = self._passing(e)
-                if number == tries:
-                    break
         hint = "" if self._answered else "; check the endpoint and the credentials in the environment"
         raise PrefixError(f"prefix {self.url}: no answer from the store: {_first_line(error)}{hint}") from error
 
-    def _tries(self) -> Iterator[None]:
+    def _tries(self, patience: float | None = None) -> Iterator[None]:
         """Yields once for each try, and waits in between, until patience ends."""
-        end, pause = self._clock() + (_PATIENCE if self._answered else _FIRST_PATIENCE), _FIRST_PAUSE
+        if patience is None:
+            patience = _PATIENCE if self._answered else _FIRST_PATIENCE
+        end, pause = self._clock() + patience, _FIRST_PAUSE
         while True:
             yield
             left = end - self._clock()
