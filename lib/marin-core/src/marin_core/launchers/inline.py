@@ -2,9 +2,9 @@
 
 For debuggers and for very cheap steps. It cannot outlive the driver, so nothing is ever adopted, and it shares the
 driver's memory, so a body that crashes the interpreter ends the run, and one that calls ``os._exit(0)`` ends it without
-a word and with exit code 0. What a body starts in processes of its own is not ended with it. What the body prints goes to the log and to
-stderr. A time limit interrupts what Python runs in the main thread; a body in another thread, or in C code, is not
-interrupted by one.
+a word and with exit code 0. What a body starts in processes of its own is not ended with it. What the body prints goes
+to the log and to stderr. A time limit interrupts what Python runs in the main thread; a body in another thread, or in C
+code, is not interrupted by one.
 """
 
 import contextlib
