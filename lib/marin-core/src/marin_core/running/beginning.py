@@ -275,7 +275,7 @@ def edited_meanwhile(node: Node, before: Seen) -> Failure | None:
         return None
     try:
         same = Reach().again(node.code).digest == node.code.digest
-    except MarinCoreError:  # no Python any more
+    except Exception:  # no Python any more, or gone; the event loop waits for an answer
         same = False
     back = [path for path in edited if path in now and now[path][1] == before[path][1]]
     if same and not back:

@@ -184,7 +184,7 @@ class Bodies:
         self._events.put("examined", attempt.name, self._look(attempt, status))
 
     def _look(self, attempt: Attempt, status: JobStatus) -> Ended:
-        edited = edited_meanwhile(attempt.node, self._sources[attempt.name])
+        edited = edited_meanwhile(attempt.node, self._sources.get(attempt.name, {}))
         ended = examination.examine(self._store, attempt, status)
         return ended if edited is None or ended.failure is not None else Ended(failure=edited)
 
