@@ -327,7 +327,7 @@ class Before:
             return "user, group, priority, limits, standard input or builtins changed"
         changed = [name for name, aspect in self.aspects.items() if self._differs(name, aspect)]
         if changed and not sys.modules.keys() <= self.modules:
-            changed = [name for name in changed if not self.aspects[name].of_modules]
+            changed = [name for name in changed if not (self.aspects[name].of_modules and self._came_with_modules())]
             if changed:
                 return f"{changed[0]} changed while modules were imported"
         for name in changed:
@@ -337,6 +337,12 @@ class Before:
             if self._differs(name, aspect):
                 return f"{name} cannot be put back"
         return "a standard stream is closed" if sys.stdout.closed or sys.stderr.closed else None
+
+    def _came_with_modules(self) -> bool:
+        """Whether all import hooks that are new are of modules that are new."""
+        before = [hook for hooks in self.state["import hooks"] for hook in hooks]
+        new = [hook for hook in (*sys.meta_path, *sys.path_hooks) if hook not in before]
+        return all(getattr(hook, "__module__", "builtins") not in self.modules for hook in new)
 
     def _differs(self, name: str, aspect: _Aspect) -> bool:
         try:
