@@ -438,17 +438,23 @@ def test_a_worker_never_runs_another_code_than_the_plan_has_seen(module: Any, pr
     assert (pid == report.value(one)) == (then == "")
 
 
-@pytest.mark.parametrize(("then", "what"), [("other", "edited"), ("other and back", "written again")])
-def test_code_that_was_edited_while_a_body_ran_counts_for_nothing(
-    module: Any, prefix: str, then: str, what: str
-) -> None:
+def test_code_that_is_edited_before_a_body_loads_it_counts_for_nothing(module: Any, prefix: str) -> None:
     helper = module("def number(): return 1 + 1")
     flow = module(SOURCE.replace("{helper}", helper.__name__))
-    report = run(one := flow.edit(then=then), prefix=prefix)
+    report = run(one := flow.edit(then="other and back"), prefix=prefix)
     failure = report.node(one).failure
     assert failure is not None
     assert failure.type == "SourceChanged"
-    assert f"{helper.__name__}.py was {what} while the body ran" in failure.message
+    assert f"{helper.__name__}.py was edited before the body had loaded it" in failure.message
+
+
+def test_a_body_that_has_loaded_its_code_does_not_mind_later_edits(module: Any, prefix: str) -> None:
+    helper = module("def number(): return 1 + 1")
+    flow = module(SOURCE.replace("{helper}", helper.__name__))
+    report = run(one := flow.edit(then="other"), prefix=prefix)
+    assert report.ok
+    (planned,) = lower(one).plan(prefix)
+    assert planned.reason.startswith(f"code changed: helper {helper.__name__}:number")
 
 
 def test_code_that_was_edited_before_a_body_starts_is_not_run(module: Any, prefix: str) -> None:

@@ -56,6 +56,8 @@ class Request(TypedDict):
     sys_path: tuple[str, ...]
     result: str
     name: str
+    sources: dict[str, tuple[int, int]]
+    """Modification time (ns) and size of each source file that the step may load, as the plan has seen them."""
 
 
 def load_script(path: str) -> Any:
@@ -86,12 +88,17 @@ def execute(
     own = os.getpid()
     with open(request_path, "rb") as f:  # noqa: PTH123
         request: Request = pickle.load(f)  # noqa: S301  written by the driver
+    _sources.clear()
+    _changed.clear()
+    _sources.update(request["sources"])
     try:
         function = _function(request)
         arguments = pickle.loads(request["arguments"])  # noqa: S301  written by the driver
+        _check_loaded()
         with limited or nullcontext():
             value = function(**arguments)
         _leave_unless(own)
+        _check_loaded()
         value = plain(value, where=f"{request['name']} returned", places=_places(arguments.values()))
         result = {"ok": True, "value": value}
         text = json.dumps(result, allow_nan=False)
@@ -109,6 +116,39 @@ def execute(
         text = json.dumps({"ok": False, "failure": _failure(e)}, allow_nan=False)
     _write(request["result"], text)
     return 0 if text.startswith('{"ok": true') else 1
+
+
+class SourceChanged(Exception):  # noqa: N818  the name that the failure has
+    """A module was loaded from a source that the plan has not seen."""
+
+    exit_code = 1
+
+
+_sources: dict[str, tuple[int, int]] = {}
+"""`Request.sources` of the body that runs."""
+_changed: list[str] = []
+"""Those that were loaded as something else."""
+
+
+def _watch_loading() -> None:
+    """Looks at every source in the moment in which it is run as a module. Later edits do not change what is loaded."""
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "exec" and (path := getattr(arguments[0], "co_filename", None)) in _sources:
+            try:
+                found = os.stat(path)  # noqa: PTH116
+                same = (found.st_mtime_ns, found.st_size) == _sources[path]
+            except OSError:
+                same = False
+            if not same:
+                _changed.append(path)
+
+    sys.addaudithook(hook)
+
+
+def _check_loaded() -> None:
+    if _changed:
+        raise SourceChanged(f"{_changed[0]} was edited before the body had loaded it; run the command again")
 
 
 def _leave_unless(own: int, error: BaseException | None = None) -> None:
@@ -344,6 +384,7 @@ def main() -> int:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     # The log's last line is what a run shows of this step; which loggers speak at INFO is the step's own choice.
     speak_last("%(message)s")
+    _watch_loading()
     from marin_core.launchers import descendants, residue
 
     adopts = residue.adopt_orphans()

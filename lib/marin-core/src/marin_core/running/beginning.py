@@ -1,8 +1,6 @@
 """The beginning of an attempt: its number, its record, its directory, and the request that its body gets."""
 
 import contextlib
-import functools
-import hashlib
 import os
 import pickle
 import sys
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_core import faults, leases, staging
-from marin_core.code import Code, Reach
+from marin_core.code import Reach
 from marin_core.code.loading import loaded_otherwise
 from marin_core.encoding import digest
 from marin_core.errors import ConflictError, MarinCoreError, UsageError
@@ -163,6 +161,7 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
         "sys_path": tuple(p or str(Path.cwd()) for p in sys.path),
         "result": str(attempt.directory / "result.json"),
         "name": node.name,
+        "sources": _stamps(node),
     }
 
 
@@ -237,49 +236,11 @@ def changed_source(node: Node, *, in_process: bool) -> Failure | None:
     return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
 
 
-Seen = dict[Path, tuple[tuple[int, int], str]]
-"""Source file -> its stamp, and the sha256 of its text under that stamp."""
-
-
-def sources_of(code: Code) -> Seen:
-    """The source files of a step as they are now; one that is gone is left out."""
-    found: Seen = {}
-    for path in code.files:
+def _stamps(node: Node) -> dict[str, tuple[int, int]]:
+    """The stamps of a step's sources as they are before `changed_source` looks at them: a body loads these or fails."""
+    found = {}
+    for path in node.code.files:
         with contextlib.suppress(OSError):
-            stat = path.stat()
-            stamp = stat.st_mtime_ns, stat.st_size
-            found[path] = stamp, _text(path, stamp)
+            seen = os.stat(path)  # noqa: PTH116
+            found[os.fspath(path)] = seen.st_mtime_ns, seen.st_size
     return found
-
-
-@functools.lru_cache(maxsize=4096)
-def _text(path: Path, _stamp: tuple[int, int]) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def edited_meanwhile(node: Node, before: Seen) -> Failure | None:
-    """The failure of an attempt while whose body ran its code was edited. What the body imported late, or in processes
-    of its own, may have been the other code.
-
-    A file with another text and a code of the same digest had a comment, or what the step does not reach, edited: that
-    is no failure. A file with the same text that was written meanwhile was edited and put back, or only touched, which
-    nobody can tell apart: another run is the smaller harm.
-
-    Args:
-        node: the step.
-        before: its `sources_of` when the body began.
-    """
-    now = sources_of(node.code)
-    edited = [path for path, seen in before.items() if now.get(path) != seen]
-    if not edited:
-        return None
-    try:
-        same = Reach().again(node.code).digest == node.code.digest
-    except Exception:  # no Python any more, or gone; the event loop waits for an answer
-        same = False
-    back = [path for path in edited if path in now and now[path][1] == before[path][1]]
-    if same and not back:
-        return None
-    what = "written again" if same else "edited"
-    message = f"{(back if same else edited)[0]} was {what} while the body ran; run the command again"
-    return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)

@@ -23,7 +23,7 @@ from marin_core.processes import Process
 from marin_core.records import Failure
 from marin_core.running import examination, interrupts
 from marin_core.running.attempts import Attempt, Ended
-from marin_core.running.beginning import Seen, changed_source, edited_meanwhile, sources_of
+from marin_core.running.beginning import changed_source
 from marin_core.running.events import Events
 from marin_core.running.interrupts import Interrupts
 from marin_core.running.succession import Succession
@@ -48,7 +48,6 @@ class Bodies:
         """Nobody may tell of an end, so the loop has to ask from time to time."""
         self.running: dict[str, Attempt] = {}
         """By name of the job."""
-        self._sources: dict[str, Seen] = {}
         """What the code of each looked like when it started, or when this run came upon it."""
         self._examining: set[str] = set()
         self._quick: queue.SimpleQueue[tuple[Attempt, JobStatus] | None] = queue.SimpleQueue()
@@ -61,7 +60,6 @@ class Bodies:
         limit = attempt.node.step.function.timeout_seconds
         if limit is not None and not self.blocking:
             self._events.later(limit - max(0.0, time.time() - attempt.record.started_at), "late", attempt.name)
-        self._sources[attempt.name] = sources_of(attempt.node.code)
         if going.adopted:
             self.note_end(attempt.name, going.ended)  # once more: what came before it was in `running` was dropped
         elif (edited := changed_source(attempt.node, in_process=self.blocking)) is not None:
@@ -100,7 +98,7 @@ class Bodies:
         self._examining.add(name)
         if examination.is_quick(self._store, attempt, status):
             if status.exit_code or not hurry:
-                return self._look(attempt, status)
+                return examination.examine(self._store, attempt, status)
             self._quick.put((attempt, status))
             return None
         # A daemon, so that a run that is interrupted waits for no hash and no upload.
@@ -127,7 +125,6 @@ class Bodies:
     def retire(self, name: str) -> Attempt:
         """The attempt of a body that is done with."""
         self._examining.discard(name)
-        self._sources.pop(name, None)
         return self.running.pop(name)
 
     def failure(self, attempt: Attempt, ended: Ended) -> Failure | None:
@@ -181,12 +178,7 @@ class Bodies:
         return [(attempt.address, attempt.lease) for attempt in list(self.running.values())]
 
     def _examine(self, attempt: Attempt, status: JobStatus) -> None:
-        self._events.put("examined", attempt.name, self._look(attempt, status))
-
-    def _look(self, attempt: Attempt, status: JobStatus) -> Ended:
-        edited = edited_meanwhile(attempt.node, self._sources.get(attempt.name, {}))
-        ended = examination.examine(self._store, attempt, status)
-        return ended if edited is None or ended.failure is not None else Ended(failure=edited)
+        self._events.put("examined", attempt.name, examination.examine(self._store, attempt, status))
 
     def _note_loss(self, address: str, error: LeaseLostError) -> None:
         for name, attempt in list(self.running.items()):
