@@ -309,7 +309,7 @@ def test_a_chain_of_ten_thousand_steps_is_planned_drawn_and_explained(
 ) -> None:
     flow = module(FLOW)
     assert run_script(flow.chain, ["--n", "10000", "--prefix", prefix, "--plan"]) == 0
-    assert capsys.readouterr().out.endswith("10000 of 10000 steps would run\n")
+    assert capsys.readouterr().out.endswith("10,000 of 10,000 steps would run\n")
     graph = lower(flow.chain(n=10_000))
     assert len(plan_lines(graph.plan(prefix))) == 10_001
     assert len(graph.edges) == 9_999

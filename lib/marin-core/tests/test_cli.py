@@ -389,7 +389,7 @@ def test_a_graph_is_drawn_on_one_page_with_decisions(job: Job) -> None:
     done = job.marin("graph", "job.py", "--html", "graph.html", "--unused", "3")
     assert done.communicate()[0] == "graph of 2 steps: graph.html\n"
     page = (job.directory / "graph.html").read_text()
-    assert "2 run" in page
+    assert "2 would run" in page
     assert "recipe is new: unused: 0 -&gt; 3" in page
     assert "default-src &#x27;none&#x27;" in page
     document = json.loads(job.marin("graph", "job.py", "--json").communicate()[0])

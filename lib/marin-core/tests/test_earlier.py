@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from marin_core import Resources, RunReport, StepRunner, lower, run
+from marin_core.code.bytecode import forget_racy
 from marin_core.faults import VARIABLE
 from marin_core.reading.catalogue import Catalogue
 from marin_core.reading.verification import verify_steps
@@ -52,6 +53,7 @@ def say(flow: ModuleType, word: str) -> None:
     path = Path(str(flow.__file__))
     now = next(line for line in path.read_text().splitlines() if line.startswith("WORD"))
     path.write_text(path.read_text().replace(now, f'WORD = "{word}"'))
+    forget_racy([path])  # for whoever reloads it
 
 
 def bring(flow: ModuleType, prefix: str, word: str, **options: Any) -> RunReport:

@@ -184,7 +184,10 @@ def test_two_files_that_come_out_as_one_module_are_told_apart(
 def test_code_without_a_file_is_told(python: Any, tmp_path: Path) -> None:
     flow = "from marin_core import lower, step\n@step\ndef f(x=None): return 1\n"
     done = python("-c", f"{flow}lower(f())")
-    assert "EncodingError: __main__.f has no source file; define it in a module or script" in done.stderr
+    assert (
+        "EncodingError: __main__.f has no source file, as in a heredoc or notebook cell: put steps into a module"
+        in done.stderr
+    )
     (tmp_path / "flow.py").write_text(flow)
     tried = "for x in (g, C):\n  try: lower(f(x))\n  except Exception as e: print(e)"
     done = python("-c", f"from flow import *\ndef g(): pass\nclass C: pass\n{tried}")

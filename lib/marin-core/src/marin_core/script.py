@@ -261,7 +261,7 @@ def plan_lines(
     others = [f"{found[decision]} {said}" for decision, said in kept.items() if found[decision]]
     if not found["run"] and not others:
         return [*lines, f"nothing to do: {format_count(len(planned), 'step')} up to date"]
-    would = f"{found['run']} of {format_count(len(planned), 'step')} would run"
+    would = f"{found['run']:,} of {format_count(len(planned), 'step')} would run"
     if found["run"] and found["refuse"] and not keep_going:
         return [*lines, f"nothing would run: {', '.join(others)}; with --keep-going {would}"]
     return [*lines, ", ".join([would, *others])]

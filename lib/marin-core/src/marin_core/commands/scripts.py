@@ -70,7 +70,7 @@ def explain(script: str, build: Callable[..., Any], flags: list[str], *, prog: s
     document = [_explained(p, lowered.nodes[p.address], history) for p in planned]
     called = labels_in(lowered)
     runs = sum(p.decision == "run" for p in planned)
-    last = f"{runs} of {format_count(len(planned), 'step')} would run"
+    last = f"{runs:,} of {format_count(len(planned), 'step')} would run"
     full = full or (len(document) == 1 and glob != ("*",))
     lines = [line for e in document for line in _block(e, titled(e["address"], called[e["address"]]), full=full)]
     return Answer(document=document, lines=[*lines, last])
