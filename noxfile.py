@@ -99,7 +99,8 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Pyrefly over all sources and experiments (ruff sees to it that every public function is annotated)."""
-    session.install(*locked(session), "-r", export(session, "--only-group", "typecheck"), *members(*PACKAGES))
+    groups = export(session, "--only-group", "typecheck", "--only-group", "bench")
+    session.install(*locked(session), "-r", groups, *members(*PACKAGES))
     session.run("pyrefly", "check", "--summarize-errors")
 
 
