@@ -26,6 +26,7 @@ from marin_core.launchers import kind_of, make_launcher
 from marin_core.store import open_store
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.timeout(120)  # all of them take half a minute; one that hangs has lost its cluster
 
 SOURCE = """
     import os, subprocess, sys, time
