@@ -47,7 +47,9 @@ def pytest(session: nox.Session, *arguments: str, cwd: Path = ROOT) -> None:
     """Runs pytest with a fixed hash seed and no accelerator, from ``cwd``."""
     with session.chdir(cwd):
         # nox puts TMPDIR inside this tree; what tests write must not look like a part of the workspace.
+        # Ray would take the environment of `uv run`, which runs nox, for its own workers.
         env = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0", "TMPDIR": tempfile.gettempdir()}
+        env["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
         session.run("python", "-m", "pytest", *arguments, env=env)
 
 
