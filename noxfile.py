@@ -18,7 +18,6 @@ nox.options.sessions = ["lint", "typecheck", "layering", "wheel", "tests"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("core", "zephyr", "rigging", "train", "delphi")
-RAY = "tests/launchers/test_ray.py"
 EXTRAS = {"core": "[s3,ray,serve]", "zephyr": "[hf]"}
 
 
@@ -60,16 +59,7 @@ def tests(session: nox.Session, package: str) -> None:
     chosen = PACKAGES if package == "whole" else (package,)
     session.install(*locked(session), "-r", export(session, "--only-group", "test"), *members(*chosen))
     where = ROOT if package == "whole" else ROOT / "lib" / f"marin-{package}"
-    apart = ("--ignore", RAY) if package == "core" else ()
-    pytest(session, "tests", *apart, *session.posargs, cwd=where)
-
-
-@nox.session
-def ray(session: nox.Session) -> None:
-    """The Ray launcher's tests, apart from the others: each starts and kills parts of a real cluster on this machine,
-    and when Ray loses one, it ends the process that runs the tests."""
-    session.install(*locked(session), "-r", export(session, "--only-group", "test"), *members("core"))
-    pytest(session, RAY, *session.posargs, cwd=ROOT / "lib" / "marin-core")
+    pytest(session, "tests", *session.posargs, cwd=where)
 
 
 @nox.session

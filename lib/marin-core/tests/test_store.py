@@ -172,16 +172,6 @@ def test_handles_stay_in_their_directory_and_inputs_are_read_only(tmp_path: Path
         Input(str(tmp_path)).open("x", "w")
 
 
-def test_a_tree_lists_sizes_and_is_removed_whole(store: Store) -> None:
-    store.write("a/attempts/1/out/x.txt", b"xx")
-    store.write("a/attempts/1/out/deep/y.txt", b"y")
-    store.write("ab/z.txt", b"stays")
-    assert store.tree("a/attempts/1") == {"out/deep/y.txt": 1, "out/x.txt": 2}
-    store.remove_tree("a")
-    assert store.tree("a") == {}
-    assert store.read("ab/z.txt") == b"stays"
-
-
 def test_the_home_of_nobody_is_no_prefix() -> None:
     with pytest.raises(PrefixError, match="prefix ~no-such-user/x: "):
         open_store("~no-such-user/x")

@@ -83,7 +83,7 @@ def distinctions(nodes: Sequence[Member], edges: Sequence[tuple[int, int]]) -> l
     own: dict[int, str] = {}
     for group in namesakes.values():
         if len(group) > 1:
-            own.update(zip(group, _differing([_literals(nodes[i].arguments) for i in group]), strict=True))
+            own.update(zip(group, _differing([_scalars(nodes[i].arguments) for i in group]), strict=True))
     said = [""] * len(nodes)
     for i, node in enumerate(nodes):
         if i in own:
@@ -106,16 +106,21 @@ def _differing(group: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _literals(value: Any, *, path: str = "", depth: int = 0) -> dict[str, Any]:
-    """The scalars inside arguments by dotted path; upstream steps are not among them."""
+def literals_in(value: Any, *, path: str = "", depth: int = 0) -> dict[str, Any]:
+    """What is no step inside arguments, by dotted path; lists in one piece."""
     if isinstance(value, Mapping) and depth < _MAX_DEPTH:
         if path and set(value) == {"step"}:
             return {}
         found: dict[str, Any] = {}
         for key, inner in value.items():
-            found |= _literals(inner, path=f"{path}.{key}" if path else str(key), depth=depth + 1)
+            found |= literals_in(inner, path=f"{path}.{key}" if path else str(key), depth=depth + 1)
         return found
-    return {path: value} if value is None or isinstance(value, str | int | float) else {}
+    return {path: value}
+
+
+def _scalars(arguments: Any) -> dict[str, Any]:
+    found = literals_in(arguments).items()
+    return {path: value for path, value in found if value is None or isinstance(value, str | int | float)}
 
 
 def _word(value: Any) -> str:

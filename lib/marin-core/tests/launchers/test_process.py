@@ -418,6 +418,10 @@ SOURCE = """
             path.write_text(text)
         if then == "other":
             path.write_text("def number(): return 3 + 3")
+        if then == "other stamp":
+            os.utime(path, (0, 0))
+            import importlib
+            importlib.reload({helper})
         return os.getpid()
 
     @step
@@ -446,6 +450,12 @@ def test_code_that_is_edited_before_a_body_loads_it_counts_for_nothing(module: A
     assert failure is not None
     assert failure.type == "SourceChanged"
     assert f"{helper.__name__}.py was edited before the body had loaded it" in failure.message
+
+
+def test_a_source_of_another_stamp_and_the_same_text_is_what_was_planned(module: Any, prefix: str) -> None:
+    helper = module("def number(): return 1 + 1")
+    flow = module(SOURCE.replace("{helper}", helper.__name__))
+    assert run(flow.edit(then="other stamp"), prefix=prefix).ok
 
 
 def test_a_body_that_has_loaded_its_code_does_not_mind_later_edits(module: Any, prefix: str) -> None:

@@ -56,8 +56,8 @@ class Request(TypedDict):
     sys_path: tuple[str, ...]
     result: str
     name: str
-    sources: dict[str, tuple[int, int]]
-    """Modification time (ns) and size of each source file that the step may load, as the plan has seen them."""
+    sources: dict[str, tuple[int, int, str]]
+    """Modification time (ns), size and sha256 of each source file that the step may load, as the plan has seen them."""
 
 
 def load_script(path: str) -> Any:
@@ -124,7 +124,7 @@ class SourceChanged(Exception):  # noqa: N818  the name that the failure has
     exit_code = 1
 
 
-_sources: dict[str, tuple[int, int]] = {}
+_sources: dict[str, tuple[int, int, str]] = {}
 """`Request.sources` of the body that runs."""
 _changed: list[str] = []
 """Those that were loaded as something else."""
@@ -136,14 +136,25 @@ def _watch_loading() -> None:
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "exec" and (path := getattr(arguments[0], "co_filename", None)) in _sources:
             try:
-                found = os.stat(path)  # noqa: PTH116
-                same = (found.st_mtime_ns, found.st_size) == _sources[path]
+                same = _is_as_planned(path)
             except OSError:
                 same = False
             if not same:
                 _changed.append(path)
 
     sys.addaudithook(hook)
+
+
+def _is_as_planned(path: str) -> bool:
+    """Whether a source has its stamp still, or at least its text: another host has a checkout of its own."""
+    *stamp, text = _sources[path]
+    found = os.stat(path)  # noqa: PTH116
+    if [found.st_mtime_ns, found.st_size] == stamp:
+        return True
+    import hashlib
+
+    with open(path, "rb") as f:  # noqa: PTH123
+        return hashlib.sha256(f.read()).hexdigest() == text
 
 
 def _check_loaded() -> None:

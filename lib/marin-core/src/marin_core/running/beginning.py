@@ -1,6 +1,8 @@
 """The beginning of an attempt: its number, its record, its directory, and the request that its body gets."""
 
 import contextlib
+import functools
+import hashlib
 import os
 import pickle
 import sys
@@ -161,7 +163,7 @@ def _request(store: Store, attempt: Attempt, arguments: Mapping[str, Any], *, fr
         "sys_path": tuple(p or str(Path.cwd()) for p in sys.path),
         "result": str(attempt.directory / "result.json"),
         "name": node.name,
-        "sources": _stamps(node),
+        "sources": _sources(node),
     }
 
 
@@ -236,11 +238,17 @@ def changed_source(node: Node, *, in_process: bool) -> Failure | None:
     return Failure(type="SourceChanged", message=message, traceback="", exit_code=1)
 
 
-def _stamps(node: Node) -> dict[str, tuple[int, int]]:
-    """The stamps of a step's sources as they are before `changed_source` looks at them: a body loads these or fails."""
+def _sources(node: Node) -> dict[str, tuple[int, int, str]]:
+    """A step's sources as they are before `changed_source` looks at them: a body loads these, or fails."""
     found = {}
     for path in node.code.files:
         with contextlib.suppress(OSError):
             seen = os.stat(path)  # noqa: PTH116
-            found[os.fspath(path)] = seen.st_mtime_ns, seen.st_size
+            stamp = seen.st_mtime_ns, seen.st_size
+            found[os.fspath(path)] = *stamp, _text(path, stamp)
     return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _text(path: Path, _stamp: tuple[int, int]) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -48,7 +48,6 @@ class Bodies:
         """Nobody may tell of an end, so the loop has to ask from time to time."""
         self.running: dict[str, Attempt] = {}
         """By name of the job."""
-        """What the code of each looked like when it started, or when this run came upon it."""
         self._examining: set[str] = set()
         self._quick: queue.SimpleQueue[tuple[Attempt, JobStatus] | None] = queue.SimpleQueue()
         """Small outputs, for one thread that looks at them one after another."""

@@ -165,18 +165,7 @@ class Ledger:
     def commit(self, address: str, record: StepRecord, **changes: Any) -> None:
         """Enters a committed output, made now or earlier, into a node's record."""
         self.files[address] = record.files
-        self.set(
-            address,
-            attempt=record.attempt,
-            seconds=record.seconds,
-            num_files=len(record.files),
-            num_bytes=record.num_bytes,
-            digests=record.digests,
-            output_digest=record.output_digest,
-            value=record.value,
-            log=f"{address}/attempts/{record.attempt}/log.txt",
-            **changes,
-        )
+        self.set(address, **committed_fields(record), **changes)
 
     def close(self, stopped: str | None) -> RunRecord:
         """Settles what is left, writes the record for the last time and returns it.
@@ -233,6 +222,20 @@ def _new_run_id(now: float) -> str:
     """The second, the fraction of it in 4096ths, and twelve random bits: ids sort as the runs began."""
     second = time.strftime("%Y%m%d-%H%M%S", time.gmtime(now))
     return f"{second}-{int(now % 1 * 4096):03x}{secrets.randbits(12):03x}"
+
+
+def committed_fields(record: StepRecord) -> dict[str, Any]:
+    """The fields of a `NodeRecord` that tell of a committed output."""
+    return {
+        "attempt": record.attempt,
+        "seconds": record.seconds,
+        "num_files": len(record.files),
+        "num_bytes": record.num_bytes,
+        "digests": record.digests,
+        "output_digest": record.output_digest,
+        "value": record.value,
+        "log": f"{record.address}/attempts/{record.attempt}/log.txt",
+    }
 
 
 def planned_node(node: Node, graph: Graph, planned: Planned) -> NodeRecord:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from marin_core.errors import PrefixError
+from marin_core.errors import ConflictError, PrefixError
 from marin_core.records import FileEntry
 from marin_core.store.manifests import manifest, sha256_of, strangeness, sync_directory
 from marin_core.threads import DaemonExecutor
@@ -148,6 +148,14 @@ class Store(ABC):
             UnsettledError: the store answered with errors until patience ended; the write may yet take effect.
             PrefixError: the prefix is not writable or is full.
         """
+
+    def _compare(self, key: str, *, expected: str | None, guard: Guard | None) -> None:
+        """Raises `ConflictError` unless a swap may go on; for stores that hold a lock around it and the write."""
+        found = self.read_versioned(key)
+        if (found.version if found else None) != expected:
+            raise ConflictError(f"{self.child(key)} is no longer what was read")
+        if guard is not None and not guard.holds(self.read(guard.key)):
+            raise ConflictError(f"{self.child(guard.key)} forbids a change of {key}")
 
     @abstractmethod
     def write(self, key: str, data: bytes, *, durable: bool = True) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from marin_core.errors import ConflictError, PrefixError
+from marin_core.errors import PrefixError
 from marin_core.store import Guard, Status, Store, Versioned
 
 _lock = threading.RLock()
@@ -74,11 +74,7 @@ class FilesystemStore(Store):
     ) -> str:
         """Compares and replaces under this process's lock."""
         with _lock:
-            found = self.read_versioned(key)
-            if (found.version if found else None) != expected:
-                raise ConflictError(f"{self.child(key)} is no longer what was read")
-            if guard is not None and not guard.holds(self.read(guard.key)):
-                raise ConflictError(f"{self.child(guard.key)} forbids a change of {key}")
+            self._compare(key, expected=expected, guard=guard)
             self.write(key, data, durable=durable)
         return _version(data)
 

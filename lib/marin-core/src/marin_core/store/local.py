@@ -20,7 +20,7 @@ import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from marin_core.errors import ConflictError, PrefixError
+from marin_core.errors import PrefixError
 from marin_core.records import FileEntry
 from marin_core.store import Guard, Store, Versioned
 from marin_core.store.manifests import sha256_of
@@ -74,11 +74,7 @@ class LocalStore(Store):
     ) -> str:
         """Compares and replaces under the step's lock."""
         with self._locked(key):
-            found = self.read_versioned(key)
-            if (found.version if found else None) != expected:
-                raise ConflictError(f"{self.child(key)} is no longer what was read")
-            if guard is not None and not guard.holds(self.read(guard.key)):
-                raise ConflictError(f"{self.child(guard.key)} forbids a change of {key}")
+            self._compare(key, expected=expected, guard=guard)
             self.write(key, data, durable=durable)
         return _version(data)
 

@@ -13,7 +13,7 @@ from marin_core.quantities import format_time
 from marin_core.reasons import Planned
 from marin_core.records import NodeRecord, Outcome, RunRecord
 from marin_core.report import render_page
-from marin_core.running.ledger import planned_node
+from marin_core.running.ledger import committed_fields, planned_node
 from marin_core.web.files import PrefixFiles
 from marin_core.web.lineage import render_lineage
 from marin_core.web.markup import Markup, element
@@ -54,18 +54,7 @@ def _node(graph: Graph, planned: Planned) -> NodeRecord:
         return replace(node, outcome=_OUTCOMES.get(planned.decision, "pending"))
     if record is None:
         return replace(node, outcome="reused")
-    return replace(
-        node,
-        outcome="reused",
-        attempt=record.attempt,
-        seconds=record.seconds,
-        num_files=len(record.files),
-        num_bytes=record.num_bytes,
-        digests=record.digests,
-        output_digest=record.output_digest,
-        value=record.value,
-        log=f"{record.address}/attempts/{record.attempt}/log.txt",
-    )
+    return replace(node, outcome="reused", **committed_fields(record))
 
 
 def _header(view: RunView) -> Markup:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marin_core.namesakes import literals_in
 from marin_core.quantities import format_count, is_number
 from marin_core.web.markup import Markup, element, fragment, note
 from marin_core.web.tables import ABSENT, data_table
@@ -20,7 +21,6 @@ _MAX_ROWS = 200
 """Rows of all tables together."""
 _MAX_PARAMETERS = 8
 _MAX_RESULTS = 8
-_MAX_DEPTH = 4
 _MAX_TABLES = 12
 _MAX_READ = 64
 """Members whose metrics are looked into."""
@@ -106,18 +106,15 @@ def parameters(arguments: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return dict(zip(short, differing.values(), strict=True)) if len(set(short)) == len(short) else differing
 
 
-def _literals(value: Any, *, path: str = "", depth: int = 0) -> dict[str, Any]:
-    """What is no step inside arguments, by dotted path; lists in one piece."""
-    if isinstance(value, Mapping) and depth < _MAX_DEPTH:
-        if path and set(value) == {"step"}:
-            return {}
-        found: dict[str, Any] = {}
-        for key, inner in value.items():
-            found |= _literals(inner, path=f"{path}.{key}" if path else str(key), depth=depth + 1)
-        return found
-    if isinstance(value, list | tuple):
-        return {} if any(isinstance(v, Mapping) for v in value) else {path: ", ".join(map(str, value))}
-    return {path: value}
+def _literals(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What is no step inside arguments, by dotted path; a list of plain values as its text."""
+    found: dict[str, Any] = {}
+    for path, value in literals_in(arguments).items():
+        if not isinstance(value, list | tuple):
+            found[path] = value
+        elif not any(isinstance(item, Mapping) for item in value):
+            found[path] = ", ".join(map(str, value))
+    return found
 
 
 def _results(view: RunView, members: Sequence[int]) -> dict[str, list[Any]]:
