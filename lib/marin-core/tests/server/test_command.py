@@ -46,6 +46,19 @@ def test_a_signal_ends_it_even_while_a_log_is_followed(lab: Any, server: Any, nu
     assert stderr == ""
 
 
+def test_a_signal_cuts_a_download_off_without_a_word(lab: Any, server: Any) -> None:
+    step = lab.node("train")
+    key = f"{step.address}/attempts/1/out/large.bin"
+    lab.attempt(step)
+    lab.write(key, "x" * 50_000_000)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as stream:
+        stream.sendall(f"GET /download/{key} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert b"200" in stream.recv(64)  # and then reads no further
+        server.process.send_signal(signal.SIGTERM)
+        _, stderr = server.process.communicate(timeout=60)
+    assert (server.process.returncode, stderr) == (0, "")
+
+
 def test_a_taken_port_is_one_line(lab: Any, python: Python) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -9,6 +9,7 @@ The socket is bound before anything is printed, so that the URL answers when it 
 
 import errno
 import json
+import logging
 import socket
 import sys
 import threading
@@ -79,8 +80,11 @@ def serve_command(
 
 
 def _run(application: "Guard", listener: socket.socket, over: threading.Event) -> None:
-    """Serves until a signal, which is how a server ends and no error: it is not raised again afterwards."""
+    """Serves until a signal, which is how a server ends and no error: it is not raised again afterwards, and nothing is
+    said of the requests that it cuts off."""
     import uvicorn
+
+    logging.getLogger("uvicorn.error").addFilter(lambda _: not over.is_set())
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
