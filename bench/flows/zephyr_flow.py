@@ -105,7 +105,8 @@ def run_crash(session: Session, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "distinct", str(options.corpus), str(options.out / "child")]
     command += ["--workers", str(options.workers), "--work-dir", str(work), "--result", str(out)]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while len(list(out.glob(".staging-*/task-*.json"))) < 8:  # a quarter of the last stage's tasks
+    enough = max(1, report.stages[-1].num_tasks // 4)
+    while len(list(out.glob(".staging-*/task-*.json"))) < enough:
         if child.poll() is not None:
             raise SystemExit("the run ended before it could be killed")
         time.sleep(0.002)
