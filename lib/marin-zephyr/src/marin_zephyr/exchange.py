@@ -1,6 +1,6 @@
 """The exchange: the files in which rows change hands between stages.
 
-A task that feeds an exchange writes one *block file*: blocks, each a zstd-compressed Arrow IPC stream of rows of one
+A task that feeds an exchange writes one *block file*: blocks, each an Arrow IPC stream (LZ4) of rows of one
 partition, and at the end an index (partition -> offset, length, rows, CRC32). A reader seeks to its own partition's
 blocks in each file and checks them. The same format keeps rows between stages, with a single partition.
 
@@ -69,7 +69,7 @@ class BlockWriter:
         self._file.close()
 
     def _flush(self) -> None:
-        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         for p, frames in enumerate(self._held):
             for frame in _merged(frames):
                 table = frame.to_arrow()
