@@ -25,6 +25,7 @@ from marin_zephyr.planning import Builder, Open, num_partitions, partition_input
 from marin_zephyr.records import TaskFile, task_file
 from marin_zephyr.specs import blocks_path, rows_path
 
+_RECENT = 1 << 18
 _HIGH, _LOW = "\1high", "\1low"  # columns of the key's digest between the first stage's operation and its output
 _KEY_SCHEMA = {"high": pl.UInt64, "low": pl.UInt64, "shard": pl.Int64, "row": pl.Int64}
 
@@ -76,7 +77,7 @@ class DropRepeats:
 
     def apply(self, frames: Frames, name: str, counts: RowCounts, context: TaskContext) -> Frames:
         """The frames without repeats, with the columns ``_HIGH`` and ``_LOW``."""
-        recent = _Recent() if self.keep == "first" else None
+        recent = _Recent(_RECENT) if self.keep == "first" else None
         for frame in nonempty(frames):
             frame = context.require(frame, self.on or ())
             digests = key_digests(frame, self.on)
@@ -100,10 +101,10 @@ def _distinct_in(digests: np.ndarray, keep: Literal["first", "last"]) -> np.ndar
 
 
 class _Recent:
-    """Digests seen before, at most 2^18 of them (4 MiB)."""
+    """Digests seen before, at most ``num_slots`` of them, a power of two; 16 bytes each."""
 
-    def __init__(self) -> None:
-        slots = np.arange(1 << 18, dtype=np.uint64)
+    def __init__(self, num_slots: int) -> None:
+        slots = np.arange(num_slots, dtype=np.uint64)
         self._table = np.stack([slots, ~slots], axis=1)  # no digest equals what lies in its own place
 
     def seen(self, digests: np.ndarray) -> np.ndarray:
