@@ -6,4 +6,5 @@ the node's type.
 
 - `distinct`   one row a key, in input order; only digests and positions are exchanged
 - `grouping`   aggregates of the rows of a key, combined on both sides of the exchange
+- `sorting`    all rows in order; ranges of keys are merged from sorted runs
 """
