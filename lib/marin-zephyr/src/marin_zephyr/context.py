@@ -26,6 +26,7 @@ class TaskContext:
         home: the directory in which the task may write.
         memory: bytes that external merges may hold. It decides how a result is computed, never what it is.
         counts: each operation's name and counts; made when the chain is built, not when it first runs.
+        frequent: of the keys that the task sends through an exchange: digest, example and least count of frequent ones.
         absent: column that an expression names -> whether every batch so far lacked it.
     """
 
@@ -34,6 +35,7 @@ class TaskContext:
     home: Path
     memory: int = MEMORY
     counts: list[tuple[str, RowCounts]] = field(default_factory=list)
+    frequent: list[tuple[str, str, int]] = field(default_factory=list)
     absent: dict[str, bool] = field(default_factory=dict)
 
     def counter(self, name: str) -> RowCounts:

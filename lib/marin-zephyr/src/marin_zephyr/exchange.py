@@ -1,6 +1,6 @@
 """The exchange: the files in which rows change hands between stages.
 
-A task that feeds an exchange writes one *block file*: blocks, each a zstd-compressed Arrow IPC stream of rows of one
+A task that feeds an exchange writes one *block file*: blocks, each an Arrow IPC stream (LZ4) of rows of one
 partition, and at the end an index (partition -> offset, length, rows, CRC32). A reader seeks to its own partition's
 blocks in each file and checks them. The same format keeps rows between stages, with a single partition.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -32,7 +32,7 @@ class BlockWriter:
 
     Args:
         path: where; a task's own staging directory, renamed into place by nobody: the task's record makes it count.
-        num_partitions: how many partitions the index has.
+        num_partitions: how many partitions the index has; `write_block` may add the next one.
     """
 
     def __init__(self, path: Path, num_partitions: int) -> None:
@@ -53,6 +53,11 @@ class BlockWriter:
         if self._bytes >= _FLUSH_BYTES:
             self._flush()
 
+    def write_block(self, frame: pl.DataFrame, partition: int = 0) -> None:
+        """Appends rows, or with none their schema, as exactly one block; for partitions that `write` does not feed."""
+        self.rows += frame.height
+        self._write_block(frame, partition)
+
     def scatter(self, frame: pl.DataFrame, partition: np.ndarray) -> None:
         """Appends each row to its own partition."""
         order = np.argsort(partition, kind="stable")
@@ -69,18 +74,23 @@ class BlockWriter:
         self._file.close()
 
     def _flush(self) -> None:
-        options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
         for p, frames in enumerate(self._held):
             for frame in _merged(frames):
-                table = frame.to_arrow()
-                buffer = pa.BufferOutputStream()
-                with pa.ipc.new_stream(buffer, table.schema, options=options) as stream:
-                    stream.write_table(table)
-                data = buffer.getvalue()
-                self._index[p].append([self._file.tell(), data.size, table.num_rows, zlib.crc32(data)])
-                self._file.write(data)
+                self._write_block(frame, p)
         self._held = [[] for _ in self._held]
         self._bytes = 0
+
+    def _write_block(self, frame: pl.DataFrame, partition: int) -> None:
+        table = frame.to_arrow()
+        buffer = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+        with pa.ipc.new_stream(buffer, table.schema, options=options) as stream:
+            stream.write_table(table)
+        data = buffer.getvalue()
+        if partition == len(self._index):
+            self._index.append([])
+        self._index[partition].append([self._file.tell(), data.size, frame.height, zlib.crc32(data)])
+        self._file.write(data)
 
 
 def _merged(frames: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
@@ -95,8 +105,13 @@ def _merged(frames: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         yield pl.concat(run, rechunk=True) if len(run) > 1 else run[0]
 
 
-def read_blocks(path: Path, partition: int = 0) -> Iterator[pl.DataFrame]:
+def read_blocks(path: Path, partition: int = 0, *, only: Sequence[int] | None = None) -> Iterator[pl.DataFrame]:
     """The rows of one partition, in the order they were written.
+
+    Args:
+        path: a block file.
+        partition: which.
+        only: the numbers of the blocks to read, by default all.
 
     Raises:
         CorruptBlockError: the file is gone or not whole, or a block fails its checksum.
@@ -106,7 +121,8 @@ def read_blocks(path: Path, partition: int = 0) -> Iterator[pl.DataFrame]:
     except OSError as e:
         raise CorruptBlockError(f"{path}: is gone ({e.strerror}); run again with a fresh work directory") from e
     with file:
-        for offset, size, rows, crc in _read_index(file, path)[partition]:
+        blocks = _read_index(file, path)[partition]
+        for offset, size, rows, crc in blocks if only is None else [blocks[i] for i in only]:
             file.seek(offset)
             data = file.read(size)
             if len(data) != size or zlib.crc32(data) != crc:

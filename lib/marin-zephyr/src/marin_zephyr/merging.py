@@ -1,16 +1,209 @@
-"""STAND-IN."""
+"""Merging: sorted runs to one sorted stream, in bounded memory and without a look at single rows.
+
+The merge goes by *frontier*. Of each run some blocks are loaded; the least of the runs' last loaded keys is the frontier,
+for what is not loaded cannot lie below it. All loaded rows below the frontier are cut off, put one after another in the
+order of the runs, and sorted stably at once. The rows of the frontier's own key follow, run by run, reading on where a
+run may have more of them. Blocks are loaded where the last key is least, until a quarter of the memory is full, so each
+round hands out many blocks' worth of rows.
+
+Invariants:
+
+- the order is that of the keys; equal keys keep the order of the runs, and within a run their own
+- the rows of a key lie in one frame, unless they alone fill a quarter of the memory; then frames that follow one another
+  hold them
+- more runs than may be open at once are merged in groups first, into runs on disk
+
+How the stream is cut into frames depends on the memory, and so must not be seen by a caller's function: `batches` cuts
+it anew, as its rows alone say.
+
+See: Knuth, The Art of Computer Programming, vol. 3, 5.4.1 (multiway merging).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import batched
+from pathlib import Path
 
+import numpy as np
 import polars as pl
 
+from marin_zephyr.exchange import read_blocks
+from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS
 from marin_zephyr.keys import KEY
+from marin_zephyr.runs import BLOCK_BYTES, stack, write_run
 
 
-def merged(runs: Iterable[Iterator[pl.DataFrame]], *, memory: int, whole_keys: bool = False) -> Iterator[pl.DataFrame]:
-    """STAND-IN: everything at once, given back in small frames."""
-    frame = pl.concat([f for run in runs for f in run]).sort(KEY, maintain_order=True)
-    for start in range(0, frame.height, 7):
-        yield frame[start : start + 7]
+def merged(runs: Sequence[Iterable[pl.DataFrame]], *, memory: int, scratch: Path) -> Iterator[pl.DataFrame]:
+    """One sorted stream of all rows.
+
+    Args:
+        runs: each a stream of frames with the column `KEY`, which never decreases.
+        memory: bytes that may be held.
+        scratch: a file name; files whose names begin with it may be written meanwhile, and are removed.
+
+    Returns:
+        Frames with the column `KEY`, none of them empty.
+
+    Raises:
+        SchemaError: two frames' types of one column do not unify.
+    """
+    most = max(2, memory // (8 * BLOCK_BYTES))
+    spilled: list[Path] = []
+    try:
+        while len(runs) > most:
+            wider: list[Iterable[pl.DataFrame]] = []
+            for group in batched(runs, most, strict=False):
+                spilled.append(scratch.with_name(f"{scratch.name}-{len(spilled)}"))
+                write_run(spilled[-1], _merged(group, memory // 4))
+                wider.append(read_blocks(spilled[-1]))
+            runs = wider
+        yield from _merged(runs, memory // 4)
+    finally:
+        for path in spilled:
+            path.unlink(missing_ok=True)
+
+
+def batches(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The same rows in frames of at most 65,536 rows and, but for a single larger row, 64 MiB of values.
+
+    Where the cuts lie depends on the rows alone and not on the frames that they come in.
+    """
+    held: list[pl.DataFrame] = []
+    rows = size = 0
+    for frame in frames:
+        sizes = np.cumsum(_row_bytes(frame))
+        start = 0
+        while start < frame.height:
+            before = int(sizes[start - 1]) if start else 0
+            fitting = int(np.searchsorted(sizes, BATCH_BYTES - size + before, side="right"))
+            end = min(frame.height, start + BATCH_ROWS - rows, max(fitting, start + (not rows)))
+            if end > start:
+                held.append(frame[start:end])
+                rows, size, start = rows + end - start, size + int(sizes[end - 1]) - before, end
+            if start < frame.height:
+                yield stack(held)
+                held, rows, size = [], 0, 0
+    if held:
+        yield stack(held)
+
+
+class _Run:
+    """A run: the blocks that are loaded and the rest.
+
+    Attributes:
+        blocks: what is loaded, none of it empty.
+        last: the last key that was loaded.
+        ended: whether there is no rest.
+    """
+
+    def __init__(self, frames: Iterable[pl.DataFrame]) -> None:
+        self.blocks: deque[pl.DataFrame] = deque()
+        self.last = b""
+        self.ended = False
+        self._rest = iter(frames)
+        self.load()
+
+    def load(self) -> int:
+        """Loads one more block; its bytes."""
+        for block in self._rest:
+            if block.height:
+                self.blocks.append(block)
+                self.last = block.get_column(KEY)[-1]
+                return int(block.estimated_size())
+        self.ended = True
+        return 0
+
+    def below(self, frontier: bytes | None) -> Iterator[pl.DataFrame]:
+        """Cuts off the rows below a key; all that are loaded, if there is none."""
+        while self.blocks:
+            block = self.blocks.popleft()
+            n = block.height if frontier is None else bisect_left(block.get_column(KEY), frontier)
+            if n:
+                yield block[:n]
+            if n < block.height:
+                self.blocks.appendleft(block[n:])
+                return
+
+    def equal(self, frontier: bytes) -> Iterator[pl.DataFrame]:
+        """Cuts off the rows of the least key that is left, if it is this one, and loads as long as there may be more."""
+        while self.blocks or not self.ended:
+            if not self.blocks:
+                self.load()
+                continue
+            block = self.blocks.popleft()
+            n = bisect_right(block.get_column(KEY), frontier)
+            if n:
+                yield block[:n]
+            if n < block.height:
+                self.blocks.appendleft(block[n:])
+                return
+
+
+def _merged(frames: Sequence[Iterable[pl.DataFrame]], limit: int) -> Iterator[pl.DataFrame]:
+    runs = [_Run(run) for run in frames]
+    while runs := [run for run in runs if run.blocks or not run.ended]:
+        _load(runs, limit)
+        frontier = min((run.last for run in runs if not run.ended), default=None)
+        pieces = [piece for run in runs for piece in run.below(frontier)]
+        below = stack(pieces) if pieces else None
+        if below is not None and len(pieces) > 1:
+            below = below.sort(KEY, maintain_order=True)
+        ties = iter(()) if frontier is None else (piece for run in runs for piece in run.equal(frontier))
+        yield from _whole(below, ties, limit)
+
+
+def _load(runs: Sequence[_Run], limit: int) -> None:
+    held = sum(int(block.estimated_size()) for run in runs for block in run.blocks)
+    least = [(run.last, i) for i, run in enumerate(runs) if not run.ended]
+    heapq.heapify(least)
+    while least and held < limit:
+        i = least[0][1]
+        held += runs[i].load()
+        if runs[i].ended:
+            heapq.heappop(least)
+        else:
+            heapq.heapreplace(least, (runs[i].last, i))
+
+
+def _whole(below: pl.DataFrame | None, ties: Iterator[pl.DataFrame], limit: int) -> Iterator[pl.DataFrame]:
+    """Rows of lesser keys and then of one key, which is kept together up to a limit."""
+    held: list[pl.DataFrame] = []
+    size = 0
+    for piece in ties:
+        held.append(piece)
+        size += int(piece.estimated_size())
+        if size > limit:
+            if below is not None:
+                yield below
+            yield from held
+            yield from ties
+            return
+    if below is not None:
+        held.insert(0, below)
+    if held:
+        yield stack(held)
+
+
+def _row_bytes(frame: pl.DataFrame) -> np.ndarray:
+    """Bytes of each row's values, about; a function of the row alone."""
+    sizes = [_value_bytes(pl.col(name), dtype) for name, dtype in frame.schema.items() if name != KEY]
+    return frame.select(pl.sum_horizontal(pl.repeat(0, pl.len(), dtype=pl.Int64), *sizes)).to_series().to_numpy()
+
+
+def _value_bytes(value: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+    if dtype == pl.String:
+        size = value.str.len_bytes().cast(pl.Int64)
+    elif dtype == pl.Binary:
+        size = value.bin.size().cast(pl.Int64)
+    elif isinstance(dtype, pl.Struct):
+        members = [_value_bytes(value.struct.field(field.name), field.dtype) for field in dtype.fields]
+        size = pl.sum_horizontal(members) if members else pl.lit(0, pl.Int64)
+    elif isinstance(dtype, pl.List):
+        size = value.list.eval(_value_bytes(pl.element(), dtype.inner)).list.sum()
+    else:
+        return pl.lit(8, pl.Int64)
+    return size.fill_null(0)

@@ -47,6 +47,8 @@ class TaskRecord:
     counters: dict[str, int]
     absent: dict[str, bool]
     rejects: int
+    frequent: tuple[tuple[str, str, int], ...] = ()
+    """Frequent keys of what the task sends through an exchange: digest, example, count (at least)."""
 
     @property
     def rows_in(self) -> int:
@@ -66,7 +68,8 @@ class TaskRecord:
             return None
         files = tuple(TaskFile(**f) for f in data.pop("files"))
         operations = tuple((name, counts) for name, counts in data.pop("operations"))
-        return cls(files=files, operations=operations, **data)
+        frequent = tuple((digest, key, num) for digest, key, num in data.pop("frequent", ()))
+        return cls(files=files, operations=operations, frequent=frequent, **data)
 
 
 def record_path(home: Path, index: int) -> Path:

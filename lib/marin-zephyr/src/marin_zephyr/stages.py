@@ -30,6 +30,7 @@ from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.durability import replace_file, sole_writer, sync, writing
 from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
+from marin_zephyr.keyed.skew import hot_keys
 from marin_zephyr.outputs import Parts
 from marin_zephyr.specs import Stage
 
@@ -48,6 +49,8 @@ class StageReport:
     counters: dict[str, int]
     files: tuple[dict[str, Any], ...]
     """Name, size and rows of each file, relative to the stage's directory."""
+    skew: tuple[dict[str, Any], ...] = ()
+    """Of an exchange: ``key``, ``rows`` (at least) and ``share`` of each key with more than 5% of the rows."""
     executed: int = 0
     """Tasks that ran in this run; the others were committed before."""
     seconds: float = 0.0
@@ -131,6 +134,7 @@ def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: f
         operations=tuple((name, counts.to_json()) for name, counts in operations),
         counters=dict(sorted(counters.items())),
         files=tuple(files),
+        skew=hot_keys((record.frequent for record in records), rows=max(1, operations[-1][1].rows_out)),
         executed=executed,
         seconds=seconds,
     )
@@ -193,12 +197,14 @@ def _lasting(report: StageReport) -> dict[str, Any]:
         "operations": [list(entry) for entry in report.operations],
         "counters": report.counters,
         "files": list(report.files),
+        "skew": list(report.skew),
     }
 
 
 def _report(data: dict[str, Any]) -> StageReport:
     operations = tuple((name, counts) for name, counts in data.pop("operations"))
-    return StageReport(operations=operations, files=tuple(data.pop("files")), **data)
+    files, skew = tuple(data.pop("files")), tuple(data.pop("skew", ()))
+    return StageReport(operations=operations, files=files, skew=skew, **data)
 
 
 def _manifest_path(stage: Stage) -> Path:

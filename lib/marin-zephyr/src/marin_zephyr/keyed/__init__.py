@@ -6,4 +6,9 @@ the node's type.
 
 - `distinct`   one row a key, in input order; only digests and positions are exchanged
 - `grouping`   aggregates of the rows of a key, combined on both sides of the exchange
+- `reducing`   a function of the caller over the rows of each key
+- `joining`    rows of two datasets with equal keys, side by side
+
+What they share: `aggregating` (states of aggregates), `ordering` (rows in key order within memory), `matching` (pairs
+of two sorted sides), `skew` (hot keys).
 """

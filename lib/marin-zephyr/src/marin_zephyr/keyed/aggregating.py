@@ -79,11 +79,13 @@ def values(frame: pl.DataFrame, by: Sequence[str], aggregates: Sequence[Aggregat
     Raises:
         SchemaError: a sum of integers is beyond 64 bits.
     """
-    try:
-        return frame.select(*by, *(_result(a, frame.schema[a.name]) for a in aggregates))
-    except pl.exceptions.InvalidOperationError as e:
-        column = next(a.column for a in aggregates if a.kind == "sum")
-        raise SchemaError(f"{name}: a sum of {column!r} is beyond 64 bits ({e}); make it a float first") from e
+    made = [frame.select(by)]
+    for a in aggregates:
+        try:
+            made.append(frame.select(_result(a, frame.schema[a.name])))
+        except pl.exceptions.InvalidOperationError as e:
+            raise SchemaError(f"{name}: a sum of {a.column!r} is beyond 64 bits; make it a float first") from e
+    return pl.concat(made, how="horizontal")
 
 
 def _state(a: Aggregate, dtype: pl.DataType) -> list[pl.Expr]:
@@ -168,8 +170,8 @@ def _check_type(a: Aggregate, dtype: pl.DataType, name: str) -> None:
 
 
 def _count_name(a: Aggregate) -> str:
-    return f"\0count:{a.name}"
+    return f"\1count:{a.name}"
 
 
 def _hash_name(a: Aggregate) -> str:
-    return f"\0hash:{a.name}"
+    return f"\1hash:{a.name}"
