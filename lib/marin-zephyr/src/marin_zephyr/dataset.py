@@ -4,8 +4,8 @@ A `Dataset` wraps one node (see `marin_zephyr.nodes`), and every method returns 
 points at the old one. So one dataset may feed any number of others. Arguments are checked here, where the mistake was
 made, and not when a worker meets them.
 
-The order of rows is that of the sorted file names and the lines within them, and every operation keeps it, except
-grouping and joining, which give the canonical order of keys within each part.
+The order of rows is that of the sorted file names and the lines within them. Every operation keeps it, but for `sort`,
+and for grouping and joining, which give the canonical order of keys within each part.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from marin_zephyr.nodes import (
     RowSource,
     Select,
     Sink,
+    Sort,
     WithColumns,
 )
 
@@ -184,7 +185,7 @@ class Dataset:
         """One row a key, in input order.
 
         Args:
-            on: the key column or columns; by default the whole row. See `marin_zephyr.shuffle` for which keys are
+            on: the key column or columns; by default the whole row. See `marin_zephyr.keys` for which keys are
                 equal.
             keep: the ``first`` or the ``last`` row of a key in input order.
         """
@@ -248,6 +249,29 @@ class Dataset:
         if not keys:
             raise UsageError("group_by: name at least one key column")
         return Grouped(self._rows("group_by"), keys)
+
+    def sort(
+        self, by: str | Sequence[str], *, descending: bool | Sequence[bool] = False, nulls_last: bool = False
+    ) -> Dataset:
+        """All rows in order: within a part file and from one to the next. Equal keys keep the order of the input.
+
+        Args:
+            by: the key column or columns, the first weighs most. See `marin_zephyr.keys` for the order of values, which
+                may be of any types.
+            descending: greatest first, for all columns or one by one.
+            nulls_last: whether nulls come after all else; by default before, whatever ``descending`` says.
+
+        Returns:
+            A dataset whose columns have one type each.
+        """
+        names = (by,) if isinstance(by, str) else tuple(by)
+        if not names:
+            raise UsageError("sort: by is empty; name at least one column")
+        flags = (descending,) * len(names) if isinstance(descending, bool) else tuple(descending)
+        if len(flags) != len(names):
+            raise UsageError(f"sort: descending has {len(flags)} entries for {len(names)} columns; give one for each")
+        upstream = self._rows("sort")
+        return Dataset(Sort(upstream=upstream, by=names, descending=flags, nulls_last=nulls_last))
 
     def write_parquet(self, path: str | Path, *, compression: Literal["zstd", "snappy", "none"] = "zstd") -> Dataset:
         """Writes ``path/part-00000.parquet`` and so on, one a shard of work; see `Sink`."""

@@ -1,16 +1,16 @@
 """Merging: sorted runs to one sorted stream, in bounded memory and without a look at single rows.
 
-The merge goes by *frontier*. Of each run some blocks are loaded; the least of the runs' last loaded keys is the frontier,
-for what is not loaded cannot lie below it. All loaded rows below the frontier are cut off, put one after another in the
-order of the runs, and sorted stably at once. The rows of the frontier's own key follow, run by run, reading on where a
-run may have more of them. Blocks are loaded where the last key is least, until a quarter of the memory is full, so each
-round hands out many blocks' worth of rows.
+The merge goes by *frontier*. Of each run some blocks are loaded; the least of the runs' last loaded keys is the
+frontier, for what is not loaded cannot lie below it. All loaded rows below the frontier are cut off, put one after
+another in the order of the runs, and sorted stably at once. The rows of the frontier's own key follow, run by run,
+reading on where a run may have more of them. Blocks are loaded where the last key is least, until a quarter of the
+memory is full, so each round hands out many blocks' worth of rows.
 
 Invariants:
 
 - the order is that of the keys; equal keys keep the order of the runs, and within a run their own
-- the rows of a key lie in one frame, unless they alone fill a quarter of the memory; then frames that follow one another
-  hold them
+- the rows of a key lie in one frame, unless they alone fill a quarter of the memory; then frames that follow one
+  another hold them
 - more runs than may be open at once are merged in groups first, into runs on disk
 
 How the stream is cut into frames depends on the memory, and so must not be seen by a caller's function: `batches` cuts
@@ -56,7 +56,7 @@ def merged(runs: Sequence[Iterable[pl.DataFrame]], *, memory: int, scratch: Path
     try:
         while len(runs) > most:
             wider: list[Iterable[pl.DataFrame]] = []
-            for group in batched(runs, most, strict=False):
+            for group in batched(runs, most):
                 spilled.append(scratch.with_name(f"{scratch.name}-{len(spilled)}"))
                 write_run(spilled[-1], _merged(group, memory // 4))
                 wider.append(read_blocks(spilled[-1]))
@@ -129,7 +129,7 @@ class _Run:
                 return
 
     def equal(self, frontier: bytes) -> Iterator[pl.DataFrame]:
-        """Cuts off the rows of the least key that is left, if it is this one, and loads as long as there may be more."""
+        """Cuts off the rows of a key, if it is the least that is left, loading as long as there may be more."""
         while self.blocks or not self.ended:
             if not self.blocks:
                 self.load()

@@ -1,8 +1,8 @@
 """The nodes of a lazy plan: sources, operations, keyed work and sinks, as plain frozen dataclasses.
 
 Sources (`FileSource`, `RowSource`) have no upstream; an operation is an `Apply` node around one of the dataclasses
-below; keyed work (`Distinct`, `GroupBy`, `Reduce`, `Join`) and `Sink` are nodes of their own, because the planner cuts
-stages there.
+below; keyed work (`Distinct`, `GroupBy`, `Reduce`, `Join`, `Sort`) and `Sink` are nodes of their own, because the planner
+cuts stages there.
 
 Invariant: a node holds only plain values, functions and expressions, so a plan can be pickled, fingerprinted and
 explained without being run.
@@ -178,6 +178,16 @@ class Join:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sort:
+    """All rows in the order of their keys; equal keys keep the order of the input."""
+
+    upstream: Node
+    by: tuple[str, ...]
+    descending: tuple[bool, ...]
+    nulls_last: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sink:
     """Writes ``path/part-00000.*`` and, last, ``path/_manifest.json``."""
 
@@ -187,4 +197,4 @@ class Sink:
     compression: str | None
 
 
-type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Reduce | Join | Sink
+type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Reduce | Join | Sort | Sink

@@ -21,7 +21,7 @@ from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
 from marin_zephyr.inputs import FilesInput, PartitionInput, RowsInput
 from marin_zephyr.keys import PARTITION_FUNCTION
-from marin_zephyr.nodes import Apply, Distinct, FileSource, GroupBy, Join, Node, OnError, Reduce, RowSource, Sink
+from marin_zephyr.nodes import Apply, Distinct, FileSource, GroupBy, Join, Node, OnError, Reduce, RowSource, Sink, Sort
 from marin_zephyr.outputs import Counted, Kept, Parts
 from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput, blocks_path
 
@@ -34,6 +34,7 @@ _EXPANSIONS: dict[type, str] = {
     GroupBy: "grouping",
     Reduce: "reducing",
     Join: "joining",
+    Sort: "sorting",
 }
 
 

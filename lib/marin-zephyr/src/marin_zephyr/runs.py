@@ -1,8 +1,8 @@
 """Runs: rows sorted by their keys, on disk, so that they can be merged in little memory and read in part.
 
-A file of runs is a block file (`marin_zephyr.exchange`) of small blocks. Partition ``r + 1`` holds run ``r``; partition 0
-says of each block which run it belongs to and between which keys it lies, so a reader of a range of keys leaves out the
-blocks that cannot hold any. Keys of any length are told apart by their first bytes: a block too many may be read, never
+A file of runs is a block file (`marin_zephyr.exchange`) of small blocks. Partition ``r + 1`` holds run ``r``;
+partition 0 says of each block which run it belongs to and between which keys it lies, so a reader of a range of keys
+leaves out the blocks that cannot hold any. Only the first bytes of keys are noted: a block too many may be read, never
 one too few.
 
 Invariant: within a run keys never decrease and equal keys keep the order of the rows; runs stand in that order too.

@@ -8,6 +8,7 @@ the node's type.
 - `grouping`   aggregates of the rows of a key, combined on both sides of the exchange
 - `reducing`   a function of the caller over the rows of each key
 - `joining`    rows of two datasets with equal keys, side by side
+- `sorting`    all rows in order; ranges of keys are merged from sorted runs
 
 What they share: `aggregating` (states of aggregates), `ordering` (rows in key order within memory), `matching` (pairs
 of two sorted sides), `skew` (hot keys).

@@ -1,0 +1,181 @@
+"""Runs and merges: against Python's sorted(), with so little memory that everything is spilled."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marin_zephyr import merging, runs
+from marin_zephyr.exchange import read_blocks
+from marin_zephyr.keys import KEY, encode
+from marin_zephyr.merging import batches, merged
+from marin_zephyr.runs import read_runs, write_run, write_runs
+
+KEYS = st.lists(st.integers(0, 6) | st.just(3), max_size=30)
+CUTS = st.integers(1, 5)
+
+
+def keyed(keys: list[int], *, start: int = 0) -> pl.DataFrame:
+    """A frame of keys and of positions, which tell rows apart."""
+    rows = pl.DataFrame({"k": keys, "at": range(start, start + len(keys))}, schema={"k": pl.Int64, "at": pl.Int64})
+    return rows.with_columns(encode(rows, ["k"]))
+
+
+def in_pieces(rows: pl.DataFrame, size: int) -> list[pl.DataFrame]:
+    return [rows[i : i + size] for i in range(0, rows.height, size)]
+
+
+def pairs(frames) -> list[tuple[int, int]]:
+    return [row for frame in frames for row in frame.select("k", "at").rows()]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_blocks():
+    """Blocks of two or three rows."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "BLOCK_BYTES", 80)
+        patch.setattr(merging, "BLOCK_BYTES", 80)
+        yield
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(KEYS, CUTS), max_size=7), st.sampled_from([1, 2000, 4000, 1 << 20]))
+def test_a_merge_is_sorted_and_keeps_equal_keys_in_order(tmp_path_factory, drawn, memory):
+    scratch = tmp_path_factory.mktemp("scratch") / "merge"
+    given_runs, expected, start = [], [], 0
+    for keys, size in drawn:
+        rows = keyed(sorted(keys), start=start)
+        start += len(keys)
+        given_runs.append(in_pieces(rows, size))
+        expected += rows.select("k", "at").rows()
+    got = list(merged(given_runs, memory=memory, scratch=scratch))
+    assert pairs(got) == sorted(expected, key=lambda row: row[0])
+    assert all(frame.height for frame in got)
+    assert not list(scratch.parent.iterdir())
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(KEYS, CUTS), max_size=5), st.sampled_from([1, 1000, 2000, 4000]))
+def test_a_key_is_in_one_frame_unless_it_alone_fills_a_quarter_of_the_memory(tmp_path_factory, drawn, memory):
+    scratch = tmp_path_factory.mktemp("scratch") / "merge"
+    given_runs = [in_pieces(keyed(sorted(keys)), size) for keys, size in drawn]
+    got = list(merged(given_runs, memory=memory, scratch=scratch))
+    for key in range(7):
+        holding = [frame.filter(pl.col("k") == key) for frame in got if key in frame["k"]]
+        if len(holding) > 1:
+            assert sum(part.estimated_size() for part in holding) > memory // 4
+
+
+def test_a_merge_that_is_left_early_leaves_no_files(tmp_path):
+    stream = merged([in_pieces(keyed([0, 1, 2]), 1) for _ in range(9)], memory=1, scratch=tmp_path / "merge")
+    next(stream)
+    assert list(tmp_path.iterdir())
+    stream.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_merge_reads_no_more_than_its_memory_ahead(tmp_path):
+    loaded = 0
+
+    def blocks(first):
+        nonlocal loaded
+        for i in range(100):
+            loaded += 1
+            yield keyed(list(range(first + 200 * i, first + 200 * i + 100)))
+
+    block_bytes = keyed(list(range(100))).estimated_size()
+    stream = merged([blocks(0), blocks(50)], memory=40 * block_bytes, scratch=tmp_path / "merge")
+    next(stream)
+    assert 10 <= loaded <= 12
+
+
+@settings(max_examples=50)
+@given(KEYS, CUTS, st.sampled_from([1, 500, 1 << 20]), st.integers(-1, 7), st.integers(-1, 7))
+def test_runs_hold_every_row_and_are_read_between_keys(tmp_path_factory, keys, size, memory, low, high):
+    path = tmp_path_factory.mktemp("runs") / "x.blocks"
+    rows = keyed(keys)
+    assert write_runs(path, in_pieces(rows, size), memory=memory) == len(keys)
+    bounds = [keyed([bound]).get_column(KEY)[0] for bound in (low, high)]
+    for low_code, high_code in [(None, None), (bounds[0], None), (None, bounds[1]), (bounds[0], bounds[1])]:
+        expected = [
+            row
+            for row in rows.select("k", "at").rows()
+            if (low_code is None or row[0] >= low) and (high_code is None or row[0] < high)
+        ]
+        found = [pairs(run) for run in read_runs(path, low=low_code, high=high_code)]
+        assert all(run == sorted(run, key=lambda row: row[0]) for run in found)
+        assert sorted(row for run in found for row in run) == sorted(expected)
+        assert [row for run in found for row in sorted(run, key=lambda r: r[1])] == expected
+
+
+def test_long_keys_that_begin_alike_are_told_apart(tmp_path):
+    texts = ["x" * 100 + c for c in "dbca"] * 3
+    rows = pl.DataFrame({"k": texts})
+    rows = rows.with_columns(encode(rows, ["k"]))
+    write_runs(tmp_path / "x.blocks", [rows], memory=1 << 20)
+    low, high = (encode(pl.DataFrame({"k": ["x" * 100 + c]}), ["k"])[0] for c in "bd")
+    (run,) = read_runs(tmp_path / "x.blocks", low=low, high=high)
+    assert [k for frame in run for k in frame["k"]] == sorted(t for t in texts if t[-1] in "bc")
+
+
+def test_only_blocks_that_may_hold_the_range_are_read(tmp_path, monkeypatch):
+    write_runs(tmp_path / "x.blocks", [keyed(list(range(100)))], memory=1 << 20)
+    asked = []
+
+    def recording(path, partition=0, *, only=None):
+        asked.append(only)
+        return read_blocks(path, partition, only=only)
+
+    monkeypatch.setattr(runs, "read_blocks", recording)
+    low, high = keyed([50, 53]).get_column(KEY)
+    (run,) = read_runs(tmp_path / "x.blocks", low=low, high=high)
+    assert [k for k, _ in pairs(run)] == [50, 51, 52]
+    assert 1 <= len(asked[-1]) <= 3
+
+
+def test_a_spilled_run_is_read_back(tmp_path):
+    write_run(tmp_path / "x.blocks", in_pieces(keyed(list(range(20))), 7))
+    blocks = list(read_blocks(tmp_path / "x.blocks"))
+    assert [k for k, _ in pairs(blocks)] == list(range(20))
+    assert max(block.height for block in blocks) <= 3
+
+
+VALUES = st.fixed_dictionaries(
+    {
+        "t": st.none() | st.text(max_size=9),
+        "l": st.none() | st.lists(st.text(max_size=3), max_size=3),
+        "s": st.none() | st.fixed_dictionaries({"a": st.none() | st.binary(max_size=5)}),
+    }
+)
+SCHEMA = {"t": pl.String, "l": pl.List(pl.String), "s": pl.Struct({"a": pl.Binary})}
+
+
+@settings(max_examples=50)
+@given(st.lists(VALUES, max_size=40), CUTS, CUTS, st.integers(0, 60), st.integers(1, 8))
+def test_batches_are_cut_where_their_rows_say(rows, one, other, most_bytes, most_rows):
+    whole = pl.DataFrame(rows, schema=SCHEMA)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(merging, "BATCH_BYTES", most_bytes)
+        patch.setattr(merging, "BATCH_ROWS", most_rows)
+        first, second = (list(batches(in_pieces(whole, size))) for size in (one, other))
+    assert [f.to_dicts() for f in first] == [f.to_dicts() for f in second]
+    assert [row for f in first for row in f.to_dicts()] == whole.to_dicts()
+    sizes = [merging._row_bytes(f) for f in first]
+    assert all(
+        f.height <= most_rows and (s.sum() <= most_bytes or f.height == 1) for f, s in zip(first, sizes, strict=True)
+    )
+    full = [
+        f.height == most_rows or s.sum() + following[0] > most_bytes
+        for f, s, following in zip(first, sizes, sizes[1:], strict=False)
+    ]
+    assert all(full)
+
+
+def test_bytes_of_rows_are_those_of_their_values():
+    rows = pl.DataFrame(
+        [{"t": "äb", "l": ["abc", None], "s": {"a": b"1234"}}, {"t": None, "l": None, "s": None}], schema=SCHEMA
+    )
+    assert merging._row_bytes(rows).tolist() == [3 + 3 + 4, 0]
+    assert merging._row_bytes(pl.DataFrame({"n": [1.0, None], KEY: [b"k", b"key"]})).tolist() == [8, 8]
+    assert np.array_equal(merging._row_bytes(pl.DataFrame(height=2)), [0, 0])
