@@ -211,7 +211,9 @@ class Dataset:
         A key with m rows here and n rows there gives m x n rows. The result has this dataset's columns, its key
         columns filled from the other's where a row comes from there alone, and then the other's columns without its
         keys. Rows come in the canonical order of keys within a part, then in the order of this dataset, then in that of
-        the other; rows with a null in their key come where that key stands, the other's first.
+        the other; rows with a null in their key come where that key stands, the other's first. But if the other's input
+        is estimated at 32 MiB or less and ``how`` is neither ``right`` nor ``full``, it is given to every task, no row
+        of this dataset moves, and rows come in the order of this dataset, then in that of the other.
 
         Args:
             right: the other dataset.

@@ -1,8 +1,8 @@
 """The nodes of a lazy plan: sources, operations, keyed work and sinks, as plain frozen dataclasses.
 
 Sources (`FileSource`, `RowSource`) have no upstream; an operation is an `Apply` node around one of the dataclasses
-below; keyed work (`Distinct`, `GroupBy`, `Reduce`, `Join`, `Sort`) and `Sink` are nodes of their own, because the planner
-cuts stages there.
+below; keyed work (`Distinct`, `GroupBy`, `Reduce`, `Join`, `Sort`) and `Sink` are nodes of their own, because the
+planner cuts stages there.
 
 Invariant: a node holds only plain values, functions and expressions, so a plan can be pickled, fingerprinted and
 explained without being run.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,6 +49,8 @@ class TaskRecord:
     rejects: int
     frequent: tuple[tuple[str, str, int], ...] = ()
     """Frequent keys of what the task sends through an exchange: digest, example, count (at least)."""
+    clashes: dict[str, bool] = field(default_factory=dict)
+    """Columns of a small right side of a join, and whether the left has them, too."""
 
     @property
     def rows_in(self) -> int:

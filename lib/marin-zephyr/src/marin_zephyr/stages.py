@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marin_zephyr.context import check_clash
 from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.durability import replace_file, sole_writer, sync, writing
 from marin_zephyr.errors import OutputError, SchemaError
@@ -116,9 +117,12 @@ def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: f
     """The records of all tasks as one report.
 
     Raises:
-        SchemaError: an expression names a column that no row of the whole input has.
+        SchemaError: an expression names a column that no row of the whole input has, or shards disagree on which
+            columns of the two sides of a join clash.
     """
     _check_absent(stage, records)
+    for column in dict.fromkeys(column for record in records for column in record.clashes):
+        check_clash(column, {record.clashes[column] for record in records if column in record.clashes})
     operations = [(name, RowCounts()) for name, _ in records[0].operations]
     counters: dict[str, int] = {}
     files = []

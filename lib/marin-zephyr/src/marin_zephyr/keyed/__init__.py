@@ -10,6 +10,6 @@ the node's type.
 - `joining`    rows of two datasets with equal keys, side by side
 - `sorting`    all rows in order; ranges of keys are merged from sorted runs
 
-What they share: `aggregating` (states of aggregates), `ordering` (rows in key order within memory), `matching` (pairs
-of two sorted sides), `skew` (hot keys).
+Parts of these: `aggregating` (states of aggregates), `ordering` (rows in key order within memory), `matching` (pairs of
+two sorted sides), `sides` (columns of a join), `lookup` (a join whose right side is small), `skew` (hot keys).
 """

@@ -4,45 +4,59 @@ Both sides go through exchanges with the same number of partitions; each partiti
 and matches them in key order (`matching`). Each task that feeds an exchange also writes down the schema of its rows, so
 that every partition knows the columns of both sides, whichever rows it was given: which names clash, which types the
 keys have, and which columns are null where there is no partner.
+
+Where the right side's input is small, and no row of it can come alone, it is kept in one place instead and read by
+every task of the left, whose rows do not move at all. Which way is taken follows from the plan and the estimated size
+of the input, never from the machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.errors import SchemaError
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.fingerprints import fingerprint
 from marin_zephyr.frames import conform, to_frame, unify
 from marin_zephyr.inputs import counted
-from marin_zephyr.keyed.matching import NULL, Pairs, matched
+from marin_zephyr.keyed.lookup import Offered, SmallJoined
+from marin_zephyr.keyed.matching import NULL, matched
 from marin_zephyr.keyed.ordering import Sorter
+from marin_zephyr.keyed.sides import ONLY_LEFT, beside, check_comparable, renamed_columns
 from marin_zephyr.keys import KEY
 from marin_zephyr.merging import batches
 from marin_zephyr.nodes import Join, JoinHow, Select
-from marin_zephyr.outputs import Scattered
+from marin_zephyr.outputs import Kept, Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions
 from marin_zephyr.records import TaskFile, task_file
-from marin_zephyr.specs import Stage, blocks_path
+from marin_zephyr.specs import Stage, blocks_path, rows_path
 
 _RIGHT = "\1right"
-_ONLY_LEFT = ("semi", "anti")
+_SMALL_BYTES = 32 << 20
 
 
 def expand(builder: Builder, node: Join) -> Open:
-    """Three stages, the last one open."""
+    """Three stages, or two if the right side is small; the last one open."""
     left, right = builder.open(node.left), builder.open(node.right)
-    if node.how in _ONLY_LEFT:
-        keys = tuple(pl.col(name) for name in dict.fromkeys(node.right_on))
-        right = Open(**{**vars(right), "ops": (*right.ops, Select(keys))})
+    if node.how in ONLY_LEFT:
+        right = replace(right, ops=(*right.ops, Select(tuple(map(pl.col, node.right_on)))))
+    if right.weight <= _SMALL_BYTES and node.how not in ("right", "full"):
+        kept = builder.close(replace(right, ops=(*right.ops, Offered())), "join-small", Kept())
+        small = SmallJoined(
+            left_on=node.left_on,
+            right_on=node.right_on,
+            how=node.how,
+            suffix=node.suffix,
+            origin=kept.fingerprint,
+            files=tuple(rows_path(kept.spec.home, task) for task in range(len(kept.inputs))),
+        )
+        return replace(left, ops=(*left.ops, small))
     num_parts = max(num_partitions(left), num_partitions(right))
     sent_left = builder.close(left, "join-left", JoinSide(on=node.left_on, num_partitions=num_parts))
     sent_right = builder.close(right, "join-right", JoinSide(on=node.right_on, num_partitions=num_parts))
@@ -116,7 +130,7 @@ class JoinInput:
         """The partition's rows of both sides."""
         left, right = _schema(self.left, self.left_on), _schema(self.right, self.right_on)
         for mine, other in zip(self.left_on, self.right_on, strict=True):
-            _check_comparable(left.field(mine), right.field(other))
+            check_comparable((mine, left.field(mine).type), (other, right.field(other).type))
             if self.coalesced:
                 one = [pa.schema({mine: left.field(mine).type}), pa.schema({mine: right.field(other).type})]
                 dtype = unify(one, what="join").field(0).type
@@ -159,8 +173,8 @@ class Joined:
             if not frame.height:
                 empty.append(frame.with_columns(pl.lit(None, pl.Binary).alias(KEY)))
             sorter.add(frame)
-        renamed = _renamed(empty[0].columns, empty[1].columns, on=self.right_on, suffix=self.suffix, name=name)
-        pairs = matched(
+        renamed = renamed_columns(empty[0].columns, empty[1].columns, on=self.right_on, suffix=self.suffix, name=name)
+        every = matched(
             left.frames(),
             right.frames(),
             how=self.how,
@@ -168,45 +182,9 @@ class Joined:
             memory=context.memory // 8,
             spool=context.home / f"spool-{context.index:05d}.blocks",
         )
-        for made in batches(self._rows(p, renamed) for p in pairs):
+        for made in batches(beside(p, renamed, left_on=self.left_on, right_on=self.right_on) for p in every):
             counts.produced += made.height
             yield made
-
-    def _rows(self, pairs: Pairs, renamed: dict[str, str]) -> pl.DataFrame:
-        """The columns of the left, its keys filled from the right's where there is no left row, and the right's."""
-        left = _taken(pairs.left.drop(KEY, NULL, strict=False), pairs.left_rows)
-        if self.how in _ONLY_LEFT:
-            return left
-        if (pairs.left_rows < 0).any():
-            keys = _taken(pairs.right.select(self.right_on), pairs.right_rows)
-            is_alone = pl.Series(pairs.left_rows < 0)
-            left = left.with_columns(
-                pl.when(is_alone).then(keys.get_column(other)).otherwise(pl.col(mine)).alias(mine)
-                for mine, other in zip(self.left_on, self.right_on, strict=True)
-            )
-        right = _taken(pairs.right.select(list(renamed)), pairs.right_rows)
-        return left.hstack(right.rename(renamed)) if renamed else left
-
-
-def _taken(frame: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
-    """The rows at these positions; all null for -1."""
-    if not (rows < 0).any():
-        return frame[rows]
-    where = pl.Series(rows).replace(-1, None)
-    if not frame.height:
-        return frame.clear(len(rows))
-    return frame.select(pl.all().gather(where))
-
-
-def _renamed(left: Sequence[str], right: Sequence[str], *, on: Sequence[str], suffix: str, name: str) -> dict[str, str]:
-    """The right columns that the result has, and what they are called there."""
-    others = [column for column in right if column not in (*on, KEY, NULL)]
-    renamed = {column: column + suffix if column in left else column for column in others}
-    taken = [*left, *(column for column in others if renamed[column] == column)]
-    for column, new in renamed.items():
-        if column != new and new in taken:
-            raise SchemaError(f"{name}: column {column!r} is in both, and there is a {new!r} already; choose a suffix")
-    return renamed
 
 
 def _files(stage: Stage) -> tuple[Path, ...]:
@@ -221,26 +199,3 @@ def _schema(files: Sequence[Path], on: Sequence[str]) -> pa.Schema:
     """The schema of all rows of a side; a key column that no row has is null."""
     schemas = dict.fromkeys(pa.ipc.read_schema(pa.py_buffer(_schema_path(path).read_bytes())) for path in files)
     return unify([*schemas, pa.schema({name: pa.null() for name in on})], what="rows to join")
-
-
-def _check_comparable(left: pa.Field, right: pa.Field) -> None:
-    kinds = [_kind(field.type) for field in (left, right)]
-    if kinds[0] != kinds[1] and None not in kinds:
-        raise SchemaError(
-            f"join: key {left.name!r} of the left is {left.type}, {right.name!r} of the right is {right.type}, and no "
-            "value of one equals one of the other; convert one of them"
-        )
-
-
-def _kind(dtype: pa.DataType) -> str | None:
-    """What values of a type may be equal to; None for a column of nothing but nulls."""
-    made = pl.Series(values=pa.array([], dtype)).dtype
-    if made == pl.Null:
-        return None
-    if made.is_numeric():
-        return "number"
-    if made in (pl.String, pl.Categorical, pl.Enum):
-        return "string"
-    if isinstance(made, pl.Datetime):
-        return "instant" if made.time_zone else "datetime"
-    return "list" if made.is_nested() and not isinstance(made, pl.Struct) else made.base_type().__name__

@@ -80,7 +80,8 @@ class Reduced:
             if not isinstance(made, Iterable):
                 shown = f"{type(made).__name__} for the key {_shown(key)}"
                 raise UserCodeError(f"{name} returned {shown}; return a row (a dict) or rows")
-            for row in [made] if isinstance(made, dict) else made:
+            rows_made: Iterable[Any] = [made] if isinstance(made, dict) else made
+            for row in rows_made:
                 if not isinstance(row, dict):
                     raise UserCodeError(
                         f"{name} gave {type(row).__name__} for the key {_shown(key)}; give dicts (rows)"
