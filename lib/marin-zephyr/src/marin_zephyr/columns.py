@@ -1,24 +1,22 @@
 """Aggregates that combine across shards (as ``agg``); expressions on columns are Polars's own ``col`` and ``lit``.
 
-An aggregate is three expressions: ``partial`` over the rows of one key in one shard, ``combine`` over partial results
-in the order of the shards, and the final value of that. So a shard sends one row a key, however many rows it holds, and
-a result does not depend on how rows were spread, except by the rounding of float sums, whose order of addition is
-fixed.
+An aggregate has a *state* for each key: small, made from the rows of one batch, and joined to that of the next in input
+order (`marin_zephyr.keyed.aggregating`). So a shard sends one row a key, however many rows it holds, and a result does
+not depend on how rows were spread, except by the rounding of float sums, whose order of addition is fixed.
 
-Nulls are skipped by all but ``count()``, as in SQL; an aggregate of nothing but nulls is null, a count 0.
+Nulls are skipped by all but ``count()`` and ``collect``, as in SQL; an aggregate of nothing but nulls is null, a count
+0. A sum of integers or booleans is an integer, exact, and an error beyond 64 bits. ``min`` and ``max`` pass over NaN as
+long as there is another value; ``sum`` and ``mean`` do not.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marin_zephyr.errors import UsageError
 
-if TYPE_CHECKING:
-    import polars as pl
-
-__all__ = ["Aggregate", "count", "first", "last", "max", "mean", "min", "sum"]
+__all__ = ["Aggregate", "approx_distinct", "collect", "count", "first", "last", "max", "mean", "min", "sum"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,42 +31,6 @@ class Aggregate:
         """The same under the name of an output column."""
         return replace(self, name=name)
 
-    def partial(self) -> list[pl.Expr]:
-        """Expressions over the rows of one key in one shard; columns are named ``name`` and ``name.n``."""
-        import polars as pl
-
-        if self.column is None:
-            return [pl.len().cast(pl.Int64).alias(self.name)]
-        column = pl.col(self.column)
-        n = column.count().cast(pl.Int64)
-        match self.kind:
-            case "count":
-                return [n.alias(self.name)]
-            case "sum":
-                return [_sum(column).alias(self.name)]
-            case "mean":
-                return [_sum(column.cast(pl.Float64)).alias(self.name), n.alias(f"{self.name}.n")]
-            case "first" | "last":
-                return [getattr(column.drop_nulls(), self.kind)().alias(self.name)]
-        return [getattr(column, self.kind)().alias(self.name)]
-
-    def combine(self) -> list[pl.Expr]:
-        """Expressions over partial results, in the order of the shards; one column ``name``."""
-        import polars as pl
-
-        column = pl.col(self.name)
-        match self.kind:
-            case "count":
-                return [column.sum()]
-            case "sum":
-                return [_sum(column).alias(self.name)]
-            case "mean":
-                n = pl.col(f"{self.name}.n").sum()
-                return [pl.when(n > 0).then(_sum(column) / n).alias(self.name)]
-            case "first" | "last":
-                return [getattr(column.drop_nulls(), self.kind)().alias(self.name)]
-        return [getattr(column, self.kind)()]
-
 
 def count(column: str | None = None) -> Aggregate:
     """Rows of the key; with a column, its values that are not null."""
@@ -76,17 +38,17 @@ def count(column: str | None = None) -> Aggregate:
 
 
 def sum(column: str) -> Aggregate:
-    """Sum of the values."""
+    """Sum of the values: of integers and booleans exact, of floats added in input order."""
     return _of("sum", column)
 
 
 def min(column: str) -> Aggregate:
-    """Least value."""
+    """Least value; of strings by code points, of bytes by bytes."""
     return _of("min", column)
 
 
 def max(column: str) -> Aggregate:
-    """Greatest value."""
+    """Greatest value; of strings by code points, of bytes by bytes."""
     return _of("max", column)
 
 
@@ -105,18 +67,25 @@ def last(column: str) -> Aggregate:
     return _of("last", column)
 
 
+def collect(column: str) -> Aggregate:
+    """All values in input order, nulls included, as a list. One key's values must fit in memory."""
+    return _of("collect", column)
+
+
+def approx_distinct(column: str) -> Aggregate:
+    """How many different values there are: exact below 2,048, else an estimate with a standard error of 2.2%.
+
+    Kept are the 2,048 least of the values' 64-bit hashes (16 KiB a key). Which values are equal is said by
+    `marin_zephyr.keys`.
+
+    See: Bar-Yossef et al., Counting distinct elements in a data stream (RANDOM 2002); the unbiased estimator
+    (k - 1) / U_k and its error 1 / sqrt(k - 2) from Beyer et al., On synopses for distinct-value estimation under
+    multiset operations (SIGMOD 2007).
+    """
+    return _of("approx_distinct", column)
+
+
 def _of(kind: str, column: Any) -> Aggregate:
     if not isinstance(column, str):
         raise UsageError(f"agg.{kind}: {column!r} must be the name of a column")
     return Aggregate(kind=kind, column=column)
-
-
-def _sum(column: pl.Expr) -> pl.Expr:
-    """The sum, null if there is nothing to add.
-
-    Added row after row: Polars's own ``sum`` cuts a group among its threads, and so rounds floats differently on
-    machines with different numbers of cores.
-    """
-    import polars as pl
-
-    return pl.when(column.count() > 0).then(column.fill_null(0).cum_sum().last())

@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from marin_zephyr.counters import RowCounts
+from marin_zephyr.errors import SchemaError
 from marin_zephyr.formats.rejects import Desk
 
 type Frames = Iterator[pl.DataFrame]
@@ -26,6 +27,8 @@ class TaskContext:
         home: the directory in which the task may write.
         memory: bytes that external merges may hold. It decides how a result is computed, never what it is.
         counts: each operation's name and counts; made when the chain is built, not when it first runs.
+        frequent: of the keys that the task sends through an exchange: digest, example and least count of frequent ones.
+        clashes: column of a small right side of a join -> whether the left has it, too.
         absent: column that an expression names -> whether every batch so far lacked it.
     """
 
@@ -34,6 +37,8 @@ class TaskContext:
     home: Path
     memory: int = MEMORY
     counts: list[tuple[str, RowCounts]] = field(default_factory=list)
+    frequent: list[tuple[str, str, int]] = field(default_factory=list)
+    clashes: dict[str, bool] = field(default_factory=dict)
     absent: dict[str, bool] = field(default_factory=dict)
 
     def counter(self, name: str) -> RowCounts:
@@ -41,12 +46,25 @@ class TaskContext:
         self.counts.append((name, RowCounts()))
         return self.counts[-1][1]
 
+    def note_clash(self, column: str, is_there: bool) -> None:
+        """Notes whether the left side of a join has a column of the right, which all its batches must agree on."""
+        check_clash(column, {is_there, self.clashes.setdefault(column, is_there)})
+
     def require(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
         """``frame`` with null columns for the names that it lacks, and a note of those that no batch has had."""
         lacking = [name for name in names if name not in frame.columns]
         for name in names:
             self.absent[name] = self.absent.get(name, True) and name in lacking
         return frame.with_columns(pl.lit(None).alias(name) for name in lacking) if lacking else frame
+
+
+def check_clash(column: str, found: set[bool]) -> None:
+    """Refuses a column of the right that some rows of the left have and others lack: it would have two names."""
+    if len(found) > 1:
+        raise SchemaError(
+            f"join: column {column!r} of the right is in some batches of the left and not in others, so it is unclear "
+            "whether it gets the suffix; select the columns of the left before the join, or rename it"
+        )
 
 
 def nonempty(frames: Frames) -> Frames:

@@ -4,12 +4,13 @@ A `Dataset` wraps one node (see `marin_zephyr.nodes`), and every method returns 
 points at the old one. So one dataset may feed any number of others. Arguments are checked here, where the mistake was
 made, and not when a worker meets them.
 
-The order of rows is that of the sorted file names and the lines within them, and every operation but `sort` keeps it.
+The order of rows is that of the sorted file names and the lines within them. Every operation keeps it, but for `sort`,
+and for grouping and joining, which give the canonical order of keys within each part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,12 +26,15 @@ from marin_zephyr.nodes import (
     FlatMap,
     GroupBy,
     Inputs,
+    Join,
+    JoinHow,
     Map,
     MapBatches,
     Node,
     OnError,
     Op,
     ReadOptions,
+    Reduce,
     RejectWhere,
     Row,
     RowSource,
@@ -191,8 +195,59 @@ class Dataset:
             raise UsageError("distinct: on is empty; name the key columns, or leave it out for the whole row")
         return Dataset(Distinct(upstream=self._rows("distinct"), on=names, keep=keep))
 
+    def join(
+        self,
+        right: Dataset,
+        *,
+        on: str | Sequence[str] | None = None,
+        left_on: str | Sequence[str] | None = None,
+        right_on: str | Sequence[str] | None = None,
+        how: JoinHow = "inner",
+        suffix: str = "_right",
+    ) -> Dataset:
+        """Rows of this dataset and of another that have equal keys, side by side.
+
+        Keys are equal as `marin_zephyr.keys` says (``1`` is ``1.0``), except that a null equals nothing, as in SQL.
+        A key with m rows here and n rows there gives m x n rows. The result has this dataset's columns, its key
+        columns filled from the other's where a row comes from there alone, and then the other's columns without its
+        keys. Rows come in the canonical order of keys within a part, then in the order of this dataset, then in that of
+        the other; rows with a null in their key come where that key stands, the other's first. But if the other's input
+        is estimated at 32 MiB or less and ``how`` is neither ``right`` nor ``full``, it is given to every task, no row
+        of this dataset moves, and rows come in the order of this dataset, then in that of the other.
+
+        Args:
+            right: the other dataset.
+            on: the key column or columns, if they have the same names in both.
+            left_on: this dataset's key columns.
+            right_on: the other's, in the same order.
+            how: ``inner`` (pairs alone), ``left`` (and rows here without a partner), ``right`` (and rows there
+                without), ``full`` (both), ``semi`` (rows here that have a partner, once), ``anti`` (those that have
+                none).
+            suffix: is added to the name of a column of the other that this one has, too.
+        """
+        _check("how", how, ("inner", "left", "right", "full", "semi", "anti"))
+        if not isinstance(right, Dataset):
+            raise UsageError(f"join: right={right!r} must be a Dataset")
+        if (on is None) == (left_on is None and right_on is None):
+            raise UsageError("join: give on=, or left_on= and right_on=")
+        mine, other = _names(left_on if on is None else on), _names(right_on if on is None else on)
+        if not mine or len(mine) != len(other):
+            raise UsageError(f"join: left_on={mine} and right_on={other} must name the same number of columns")
+        if len(set(mine)) < len(mine) or len(set(other)) < len(other):
+            raise UsageError(f"join: left_on={mine} and right_on={other} must not name a column twice")
+        return Dataset(
+            Join(
+                left=self._rows("join"),
+                right=right._rows("join"),
+                left_on=mine,
+                right_on=other,
+                how=how,
+                suffix=suffix,
+            )
+        )
+
     def group_by(self, *keys: str) -> Grouped:
-        """Groups rows by columns; follow with ``.agg(...)``."""
+        """Groups rows by columns; follow with ``.agg(...)`` or ``.reduce(...)``."""
         if not keys:
             raise UsageError("group_by: name at least one key column")
         return Grouped(self._rows("group_by"), keys)
@@ -247,13 +302,16 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Grouped:
-    """A dataset and its key columns, waiting for aggregates."""
+    """A dataset and its key columns, waiting for what to make of each key's rows."""
 
     upstream: Node
     keys: tuple[str, ...]
 
     def agg(self, **aggregates: Aggregate) -> Dataset:
-        """One row a key, in the order of each key's first row.
+        """One row a key, in the canonical order of keys (`marin_zephyr.keys`) within a part.
+
+        Null is a key like any other. Each shard aggregates its own rows first, so a key with very many rows costs no
+        more than any other.
 
         Args:
             **aggregates: output column -> aggregate, such as ``n=agg.count(), chars=agg.sum("chars")``.
@@ -266,10 +324,42 @@ class Grouped:
         named = tuple(aggregate.named(name) for name, aggregate in aggregates.items())
         return Dataset(GroupBy(upstream=self.upstream, keys=self.keys, aggregates=named))
 
+    def reduce(
+        self,
+        fn: Callable[[Any, Iterator[Row]], Row | Iterable[Row]],
+        *,
+        order_by: str | Sequence[str] = (),
+        descending: bool | Sequence[bool] = False,
+    ) -> Dataset:
+        """What a function makes of the rows of each key, in the canonical order of keys within a part.
+
+        Args:
+            fn: is called as ``fn(key, rows)``: the key's value (a tuple of values for several key columns) and an
+                iterator over the key's rows, which need not be used up and may be longer than memory. Returns a row or
+                an iterable of rows; may be a generator.
+            order_by: columns by which a key's rows are sorted, nulls first, ties in input order; by default input
+                order.
+            descending: greatest first; for all of ``order_by``, or one by one.
+        """
+        order = _names(order_by)
+        flags = (descending,) * len(order) if isinstance(descending, bool) else tuple(descending)
+        if len(flags) != len(order):
+            raise UsageError(f"reduce: descending={flags} must have one entry for each of order_by={order}")
+        function = _function("reduce", fn)
+        return Dataset(Reduce(upstream=self.upstream, keys=self.keys, fn=function, order_by=order, descending=flags))
+
 
 def _check(field: str, value: object, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UsageError(f"{field}={value!r} is not one of {', '.join(allowed)}")
+
+
+def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
+    names = () if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
+    for name in names:
+        if not isinstance(name, str):
+            raise UsageError(f"{name!r} must be the name of a column")
+    return names
 
 
 def _function(operation: str, fn: Any) -> Any:

@@ -107,7 +107,8 @@ class _Walk:
         if type(value).__module__.startswith("polars.") and hasattr(value, "meta"):
             return "expr", hashlib.sha256(value.meta.serialize()).hexdigest()
         if dataclasses.is_dataclass(value):
-            fields = [f.name + self.digest(getattr(value, f.name)) for f in dataclasses.fields(value)]
+            counting = (f for f in dataclasses.fields(value) if f.metadata.get("counts", True))
+            fields = [f.name + self.digest(getattr(value, f.name)) for f in counting]
             return "dataclass", self.digest(type(value)), *fields
         return self._other(value)
 

@@ -109,9 +109,11 @@ def conform(table: pa.Table, schema: pa.Schema, *, what: str) -> pa.Table:
 
 def concat(frames: Sequence[pl.DataFrame], *, what: str) -> pl.DataFrame:
     """All rows in order, under the unified schema."""
-    tables = [frame.to_arrow() for frame in frames]
-    if not tables:
-        return pl.DataFrame()
+    names = next((frame.columns for frame in frames if frame.width), None)
+    if names is None:
+        return pl.DataFrame(height=sum(frame.height for frame in frames))
+    # An Arrow table without columns does not know how many rows it has.
+    tables = [(f if f.width else pl.DataFrame({names[0]: [None] * f.height})).to_arrow() for f in frames]
     schema = unify([t.schema for t in tables], what=what)
     return to_frame(pa.concat_tables([conform(t, schema, what=what) for t in tables]))
 

@@ -1,8 +1,8 @@
 """The nodes of a lazy plan: sources, operations, keyed work and sinks, as plain frozen dataclasses.
 
 Sources (`FileSource`, `RowSource`) have no upstream; an operation is an `Apply` node around one of the dataclasses
-below; keyed work (`Distinct`, `GroupBy`, `Sort`) and `Sink` are nodes of their own, because the planner cuts stages
-there.
+below; keyed work (`Distinct`, `GroupBy`, `Reduce`, `Join`, `Sort`) and `Sink` are nodes of their own, because the
+planner cuts stages there.
 
 Invariant: a node holds only plain values, functions and expressions, so a plan can be pickled, fingerprinted and
 explained without being run.
@@ -10,7 +10,7 @@ explained without being run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from marin_zephyr.columns import Aggregate
 
 type OnError = Literal["raise", "skip", "quarantine"]
+type JoinHow = Literal["inner", "left", "right", "full", "semi", "anti"]
 type Row = dict[str, Any]
 type Inputs = str | Path | Sequence[str | Path]
 
@@ -154,6 +155,29 @@ class GroupBy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reduce:
+    """What a function makes of the rows of each key, sorted by ``order_by`` or else in input order."""
+
+    upstream: Node
+    keys: tuple[str, ...]
+    fn: Callable[[Any, Iterator[Row]], Row | Iterable[Row]]
+    order_by: tuple[str, ...]
+    descending: tuple[bool, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """Rows of two datasets with equal keys, side by side; see `Dataset.join` for the fields."""
+
+    left: Node
+    right: Node
+    left_on: tuple[str, ...]
+    right_on: tuple[str, ...]
+    how: JoinHow
+    suffix: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sort:
     """All rows in the order of their keys; equal keys keep the order of the input."""
 
@@ -173,4 +197,4 @@ class Sink:
     compression: str | None
 
 
-type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Sort | Sink
+type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Reduce | Join | Sort | Sink

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from marin_zephyr.context import Frames, TaskContext, nonempty
 from marin_zephyr.exchange import BlockWriter
 from marin_zephyr.formats.writers import part_name, part_writer
+from marin_zephyr.keyed.skew import Sketch
 from marin_zephyr.keys import key_digests, partitions
 from marin_zephyr.records import TaskFile, task_file
 from marin_zephyr.specs import blocks_path, rows_path
@@ -64,16 +65,24 @@ class Scattered:
     on: tuple[str, ...] | None = None
     column: str | None = None
     num_partitions: int = 1
+    watched: bool = False
+    """Whether to look for hot keys; the record then names them."""
 
     def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
         """Writes `blocks_path`."""
         path = blocks_path(context.home, context.index)
         writer = BlockWriter(path, self.num_partitions)
+        sketch = Sketch(self.on or ())
         for frame in nonempty(frames):
+            frame = context.require(frame, self.on or ())
             if self.column is not None:
                 where = frame.get_column(self.column).to_numpy()
             else:
-                where = partitions(key_digests(frame, self.on), self.num_partitions)
+                digests = key_digests(frame, self.on)
+                where = partitions(digests, self.num_partitions)
+                if self.watched:
+                    sketch.add(frame, digests)
             writer.scatter(frame, where)
         writer.close()
+        context.frequent += sketch.entries()
         return [task_file(path, context.home, rows=writer.rows)]

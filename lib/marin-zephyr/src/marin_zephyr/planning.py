@@ -21,7 +21,7 @@ from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
 from marin_zephyr.inputs import FilesInput, PartitionInput, RowsInput
 from marin_zephyr.keys import PARTITION_FUNCTION
-from marin_zephyr.nodes import Apply, Distinct, FileSource, GroupBy, Node, OnError, RowSource, Sink, Sort
+from marin_zephyr.nodes import Apply, Distinct, FileSource, GroupBy, Join, Node, OnError, Reduce, RowSource, Sink, Sort
 from marin_zephyr.outputs import Counted, Kept, Parts
 from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput, blocks_path
 
@@ -32,6 +32,8 @@ _SCHEMA = 2
 _EXPANSIONS: dict[type, str] = {
     Distinct: "distinct",
     GroupBy: "grouping",
+    Reduce: "reducing",
+    Join: "joining",
     Sort: "sorting",
 }
 

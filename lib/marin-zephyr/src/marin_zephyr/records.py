@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -47,6 +47,10 @@ class TaskRecord:
     counters: dict[str, int]
     absent: dict[str, bool]
     rejects: int
+    frequent: tuple[tuple[str, str, int], ...] = ()
+    """Frequent keys of what the task sends through an exchange: digest, example, count (at least)."""
+    clashes: dict[str, bool] = field(default_factory=dict)
+    """Columns of a small right side of a join, and whether the left has them, too."""
 
     @property
     def rows_in(self) -> int:
@@ -66,7 +70,8 @@ class TaskRecord:
             return None
         files = tuple(TaskFile(**f) for f in data.pop("files"))
         operations = tuple((name, counts) for name, counts in data.pop("operations"))
-        return cls(files=files, operations=operations, **data)
+        frequent = tuple((digest, key, num) for digest, key, num in data.pop("frequent", ()))
+        return cls(files=files, operations=operations, frequent=frequent, **data)
 
 
 def record_path(home: Path, index: int) -> Path:

@@ -9,6 +9,7 @@ task; a run that was killed goes on with the tasks that have no record yet.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from marin_zephyr.records import TaskRecord
     from marin_zephyr.specs import Stage
     from marin_zephyr.stages import StageReport
+
+
+_log = logging.getLogger(__name__)
+_HOT_ROWS = 100_000  # below, a hot key is the work of a moment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +217,7 @@ class Session:
             ordered = settle(stage, [records[i] for i in range(len(stage.inputs))])
             report = summarize(stage, ordered, executed=len(todo), seconds=time.monotonic() - began)
             commit(stage, report, earlier=earlier)
+        _warn_of_skew(report)
         return report
 
     def _work_dir(self) -> Path:
@@ -235,12 +241,27 @@ def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _warn_of_skew(report: StageReport) -> None:
+    hot = [f"{entry['key']} ({entry['share']:.0%})" for entry in report.skew if entry["rows"] >= _HOT_ROWS]
+    if hot:
+        _log.warning(
+            "%s: %d key(s) hold more than 5%% of the rows each, and each is the work of one task: %s. If such a key "
+            "means nothing (empty, unknown), filter it out before; if aggregates are enough, .agg splits it among all "
+            "tasks.",
+            report.name,
+            len(hot),
+            ", ".join(hot[:3]),
+        )
+
+
 def _totals(reports: list[StageReport]) -> dict[str, int]:
-    totals = {"rows_in": reports[0].rows_in, "rows_out": reports[-1].rows_out}
     # The exchange of keys moves no rows of the caller's.
     visible = [r for r in reports if not r.name.endswith("distinct-pick")]
-    for what in ("filtered", "rejected", "consumed", "produced"):
-        totals[what] = sum(r.total(what) for r in visible)
+    sums = {what: sum(r.total(what) for r in visible) for what in ("filtered", "rejected", "consumed", "produced")}
+    rows_out = reports[-1].rows_out
+    # What was read, by however many stages (a join has two sources), is what left or ended, less what was made.
+    rows_in = rows_out + sums["filtered"] + sums["rejected"] + sums["consumed"] - sums["produced"]
+    totals = {"rows_in": rows_in, "rows_out": rows_out, **sums}
     for report in visible:
         for name, n in report.counters.items():
             totals[name] = totals.get(name, 0) + n

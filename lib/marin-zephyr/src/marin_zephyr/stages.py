@@ -26,10 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marin_zephyr.context import check_clash
 from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.durability import replace_file, sole_writer, sync, writing
 from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
+from marin_zephyr.keyed.skew import hot_keys
 from marin_zephyr.outputs import Parts
 from marin_zephyr.specs import Stage
 
@@ -48,6 +50,8 @@ class StageReport:
     counters: dict[str, int]
     files: tuple[dict[str, Any], ...]
     """Name, size and rows of each file, relative to the stage's directory."""
+    skew: tuple[dict[str, Any], ...] = ()
+    """Of an exchange: ``key``, ``rows`` (at least) and ``share`` of each key with more than 5% of the rows."""
     executed: int = 0
     """Tasks that ran in this run; the others were committed before."""
     seconds: float = 0.0
@@ -113,9 +117,12 @@ def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: f
     """The records of all tasks as one report.
 
     Raises:
-        SchemaError: an expression names a column that no row of the whole input has.
+        SchemaError: an expression names a column that no row of the whole input has, or shards disagree on which
+            columns of the two sides of a join clash.
     """
     _check_absent(stage, records)
+    for column in dict.fromkeys(column for record in records for column in record.clashes):
+        check_clash(column, {record.clashes[column] for record in records if column in record.clashes})
     operations = [(name, RowCounts()) for name, _ in records[0].operations]
     counters: dict[str, int] = {}
     files = []
@@ -131,6 +138,7 @@ def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: f
         operations=tuple((name, counts.to_json()) for name, counts in operations),
         counters=dict(sorted(counters.items())),
         files=tuple(files),
+        skew=hot_keys((record.frequent for record in records), rows=max(1, operations[-1][1].rows_out)),
         executed=executed,
         seconds=seconds,
     )
@@ -193,12 +201,14 @@ def _lasting(report: StageReport) -> dict[str, Any]:
         "operations": [list(entry) for entry in report.operations],
         "counters": report.counters,
         "files": list(report.files),
+        "skew": list(report.skew),
     }
 
 
 def _report(data: dict[str, Any]) -> StageReport:
     operations = tuple((name, counts) for name, counts in data.pop("operations"))
-    return StageReport(operations=operations, files=tuple(data.pop("files")), **data)
+    files, skew = tuple(data.pop("files")), tuple(data.pop("skew", ()))
+    return StageReport(operations=operations, files=files, skew=skew, **data)
 
 
 def _manifest_path(stage: Stage) -> Path:

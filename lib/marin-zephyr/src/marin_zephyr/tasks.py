@@ -43,6 +43,8 @@ def run_task(spec: StageSpec, index: int, task_input: TaskInput, *, memory: int 
         counters=counters,
         absent=context.absent,
         rejects=desk.count,
+        frequent=tuple(context.frequent),
+        clashes=context.clashes,
     )
     record.save(spec.home)
     return record

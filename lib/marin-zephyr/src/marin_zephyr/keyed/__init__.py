@@ -6,5 +6,10 @@ the node's type.
 
 - `distinct`   one row a key, in input order; only digests and positions are exchanged
 - `grouping`   aggregates of the rows of a key, combined on both sides of the exchange
+- `reducing`   a function of the caller over the rows of each key
+- `joining`    rows of two datasets with equal keys, side by side
 - `sorting`    all rows in order; ranges of keys are merged from sorted runs
+
+Parts of these: `aggregating` (states of aggregates), `ordering` (rows in key order within memory), `matching` (pairs of
+two sorted sides), `sides` (columns of a join), `lookup` (a join whose right side is small), `skew` (hot keys).
 """
