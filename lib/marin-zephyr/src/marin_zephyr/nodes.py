@@ -23,7 +23,9 @@ type OnError = Literal["raise", "skip", "quarantine"]
 type Row = dict[str, Any]
 type Inputs = str | Path | Sequence[str | Path]
 
-FORMATS = ("jsonl", "json", "parquet", "csv", "text")
+FORMATS = ("jsonl", "json", "parquet", "arrow", "warc", "csv", "text")
+"""What ``format=`` may be. JSON lines (jsonl); JSON lines, one array of objects, or one object over lines (json);
+parquet; Arrow IPC files and streams (arrow); web archives (warc); CSV with a header (csv); any other text (text)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,8 @@ class ReadOptions:
     with_source: bool = False
     columns: tuple[str, ...] | None = None
     string_columns: tuple[str, ...] = ()
+    predicate: pl.Expr | None = None
+    """Rows for which it is not true are left out by the reader."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -227,7 +227,7 @@ def explain(plan: Plan) -> str:
 
 def _open_files(source: FileSource) -> _Open:
     files = list_files(source)
-    groups = shards(files, shard_bytes=source.shard_bytes)
+    groups = shards(files, source.options, shard_bytes=source.shard_bytes)
     return _Open(
         inputs=tuple(FilesInput(files=group, options=source.options) for group in groups),
         origin=fingerprint(([[f.identity for f in group] for group in groups], source.options)),

@@ -34,13 +34,14 @@ import pyarrow.json as pj
 from marin_zephyr.errors import InputError, SchemaError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, Line, file_blocks
-from marin_zephyr.formats.provenance import finish, project
+from marin_zephyr.formats.provenance import finish, numbered, project
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS, frame_from_rows, to_frame, unify
 from marin_zephyr.nodes import ReadOptions
 
 _SAMPLE_LINES = 20
+_BOM = b"\xef\xbb\xbf"
 _EXACT_FLOAT = 2.0**53
 _MAX_DEPTH = 256  # of a line
 _MAX_KEPT_DEPTH = 48  # of a value; Arrow passes 64 levels on, parquet 100 with two for a list
@@ -76,7 +77,7 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
         known = _widened(known, frame, file)
         for start in range(0, frame.height, BATCH_ROWS):
             cut = slice(start, start + BATCH_ROWS)
-            yield finish(frame[cut], file, options, rows=rows[cut], offsets=offsets[cut])
+            yield finish(frame[cut], file, options, rows=numbered(rows[cut], block, options), offsets=offsets[cut])
 
 
 type _Parsed = tuple[pl.DataFrame, np.ndarray, np.ndarray]
@@ -85,6 +86,8 @@ type _Parsed = tuple[pl.DataFrame, np.ndarray, np.ndarray]
 def _parse_fast(block: Block, known: pa.Schema | None, options: ReadOptions) -> _Parsed | None:
     """The block as a whole, or None if anything about it is doubtful."""
     if known is None or not _is_utf8(block.data) or _may_be_deep(block.data):
+        return None
+    if block.data.startswith(_BOM):  # Arrow would pass over it; the file's own is not in a block
         return None
     try:
         table = pj.read_json(
@@ -114,11 +117,16 @@ def _parse_lines(block: Block, file: InputFile, options: ReadOptions, desk: Desk
         except (ValueError, RecursionError) as e:
             desk.record(file, line=line.number, offset=line.offset, reason=_reason(e, line), raw=line.data)
             continue
-        numbers.append(line.number)
+        numbers.append(line.nth)
         offsets.append(line.offset)
     if not rows:
         return None
-    frame = _frame(rows, f"{file.url}, lines {numbers[0]:,} to {numbers[-1]:,}")
+    try:
+        frame = frame_from_rows(rows)
+    except SchemaError as e:
+        before = block.before()
+        place = "" if before is None else f", lines {before + numbers[0]:,} to {before + numbers[-1]:,}"
+        raise SchemaError(f"{file.url}{place}: {e}") from e
     return frame, np.array(numbers, dtype=np.int64), np.array(offsets, dtype=np.int64)
 
 
@@ -295,12 +303,12 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def _places(block: Block) -> tuple[np.ndarray, np.ndarray]:
-    """Line number and offset of each line that is not blank."""
+    """Number, within the span, and offset of each line that is not blank."""
     data = np.frombuffer(block.data, dtype=np.uint8)
     starts = np.concatenate(([0], np.flatnonzero(data == 10) + 1))
     if starts[-1] == len(data):
         starts = starts[:-1]
-    numbers = block.first_line + np.arange(len(starts))
+    numbers = block.nth + np.arange(len(starts))
     lengths = np.diff(np.append(starts, len(data)))
     if (lengths <= 2).any():
         blank = [n <= 2 and not block.data[s : s + n].strip() for s, n in zip(starts, lengths, strict=True)]

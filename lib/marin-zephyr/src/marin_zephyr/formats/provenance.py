@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from marin_zephyr.formats.files import InputFile
+from marin_zephyr.formats.lines import Block
 from marin_zephyr.nodes import ReadOptions
 
 
@@ -23,7 +24,7 @@ def finish(
     file: InputFile,
     options: ReadOptions,
     *,
-    rows: Sequence[int] | np.ndarray,
+    rows: Sequence[int] | np.ndarray | None,
     offsets: Sequence[int] | np.ndarray | None,
 ) -> pl.DataFrame:
     """The asked-for columns (an absent one is null), and the provenance if asked for."""
@@ -33,9 +34,22 @@ def finish(
         return frame
     columns = (
         pl.Series("source", [file.name], dtype=pl.String).new_from_index(0, frame.height),
-        pl.Series("source_row", np.asarray(rows, dtype=np.int64)),
-        pl.Series("source_offset", [None] * frame.height, dtype=pl.Int64)
-        if offsets is None
-        else pl.Series("source_offset", np.asarray(offsets, dtype=np.int64)),
+        _places("source_row", rows, frame.height),
+        _places("source_offset", offsets, frame.height),
     )
     return frame.with_columns(columns)
+
+
+def numbered(nths: Sequence[int] | np.ndarray, block: Block, options: ReadOptions) -> np.ndarray | None:
+    """The numbers in the file of lines of a block that are known by their numbers in the span, if they are asked for.
+
+    None if they are not, or if damage before the span makes the lines uncountable.
+    """
+    before = block.before() if options.with_source else None
+    return None if before is None else np.asarray(nths, dtype=np.int64) + before
+
+
+def _places(name: str, values: Sequence[int] | np.ndarray | None, height: int) -> pl.Series:
+    if values is None:
+        return pl.Series(name, [None], dtype=pl.Int64).new_from_index(0, height)
+    return pl.Series(name, np.asarray(values, dtype=np.int64))

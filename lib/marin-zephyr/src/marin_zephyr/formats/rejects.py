@@ -39,6 +39,8 @@ class Desk:
             self.path.unlink(missing_ok=True)  # an earlier try's
         self.num_records = 0
         self.num_rows = 0
+        self.num_filtered = 0
+        """Rows that readers left out because the predicate is not true of them."""
         self._file: IO[str] | None = None
 
     def record(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,22 +18,30 @@ from typing import IO, Any, cast
 import zstandard
 
 from marin_zephyr.errors import InputError, TruncatedFileError
+from marin_zephyr.formats.archives import is_member, open_member
 
 _CHUNK = 1 << 18
 # Of a piece in which damage is found nothing comes out, so the pieces fed to the decompressor are small.
 _ZSTD_PIECE = 1 << 14
 
 
-def blocks(url: str, compression: str | None) -> Iterator[bytes]:
+def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -> Iterator[bytes]:
     """The uncompressed bytes of a file, in pieces: all that can be had, also of a file that is cut or damaged.
+
+    Args:
+        url: the file.
+        compression: as `infer` tells it.
+        at: where in the stored file to begin: 0, or where a frame or member of it does.
+        offset: how many uncompressed bytes lie before; for messages.
 
     Raises:
         TruncatedFileError: the compressed data ends before its end mark. Everything before was yielded.
         InputError: the compressed data is damaged, or the file cannot be read.
     """
-    offset = 0
     try:
-        with _open(url) as raw:
+        with open_file(url) as raw:
+            if at:
+                raw.seek(at)
             for piece in _decompressed(raw, compression, url):
                 offset += len(piece)
                 yield piece
@@ -49,12 +58,25 @@ def blocks(url: str, compression: str | None) -> Iterator[bytes]:
         raise InputError(f"{url}: cannot be read: the error came after {offset:,} bytes ({e})") from e
 
 
-def _open(url: str) -> IO[bytes]:
+def open_file(url: str) -> IO[bytes]:
+    """A file as it is stored: local, behind any fsspec URL, or a member of a zip archive."""
+    if is_member(url):
+        return open_member(url)
     if "://" not in url:
         return Path(url).open("rb")
     import fsspec
 
     return cast(IO[bytes], fsspec.url_to_fs(url)[0].open(url, "rb"))
+
+
+def open_random(url: str) -> Any:
+    """A file as Arrow reads it, here and there; a member of an archive is in memory as a whole."""
+    import pyarrow as pa
+
+    if is_member(url):
+        with open_member(url) as member:
+            return pa.BufferReader(member.read())
+    return open_file(url) if "://" in url else pa.OSFile(os.fsencode(url), "rb")
 
 
 def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator[bytes]:

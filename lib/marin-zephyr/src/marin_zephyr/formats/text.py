@@ -13,7 +13,7 @@ import polars as pl
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, file_blocks
-from marin_zephyr.formats.provenance import finish
+from marin_zephyr.formats.provenance import finish, numbered
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS
@@ -28,16 +28,16 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
         yield from _read_whole(file, options, desk)
         return
     for block in file_blocks(file, desk):
-        texts, numbers, offsets = _lines(block, file, desk)
+        texts, nths, offsets = _lines(block, file, desk)
         for start in range(0, len(texts), BATCH_ROWS):
             cut = slice(start, start + BATCH_ROWS)
             frame = pl.DataFrame({"text": pl.Series(texts[cut], dtype=pl.String)})
-            yield finish(frame, file, options, rows=numbers[cut], offsets=offsets[cut])
+            yield finish(frame, file, options, rows=numbered(nths[cut], block, options), offsets=offsets[cut])
 
 
 def _lines(block: Block, file: InputFile, desk: Desk) -> tuple[list[str], list[int], list[int]]:
     texts: list[str] = []
-    numbers: list[int] = []
+    nths: list[int] = []
     offsets: list[int] = []
     for line in block.lines():
         try:
@@ -46,9 +46,9 @@ def _lines(block: Block, file: InputFile, desk: Desk) -> tuple[list[str], list[i
             reason = _not_utf8(line.data, e, line.offset)
             desk.record(file, line=line.number, offset=line.offset, reason=reason, raw=line.data)
             continue
-        numbers.append(line.number)
+        nths.append(line.nth)
         offsets.append(line.offset)
-    return texts, numbers, offsets
+    return texts, nths, offsets
 
 
 def _read_whole(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
