@@ -13,6 +13,7 @@ import polars as pl
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, file_blocks
+from marin_zephyr.formats.predicates import filtering
 from marin_zephyr.formats.provenance import finish, numbered
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
@@ -22,6 +23,7 @@ from marin_zephyr.nodes import ReadOptions
 _BOM = b"\xef\xbb\xbf"
 
 
+@filtering
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames with the column ``text``."""
     if options.unit == "file":
