@@ -60,7 +60,7 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
                 frame = frame.with_columns(pl.col(c).cast(pl.String) for c in texts if c in wanted)
                 size = _batch_rows(batch)
                 for start in range(0, frame.height, size):
-                    piece = frame[start : start + size]
+                    piece = frame.slice(start, size)
                     yield finish(piece, file, options, rows=np.arange(row, row + piece.height), offsets=None)
                     row += piece.height
             if not is_file:

@@ -77,7 +77,8 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
         known = _widened(known, frame, file)
         for start in range(0, frame.height, BATCH_ROWS):
             cut = slice(start, start + BATCH_ROWS)
-            yield finish(frame[cut], file, options, rows=numbered(rows[cut], block, options), offsets=offsets[cut])
+            piece = frame.slice(start, BATCH_ROWS)  # an index would forget the height of a frame without columns
+            yield finish(piece, file, options, rows=numbered(rows[cut], block, options), offsets=offsets[cut])
 
 
 type _Parsed = tuple[pl.DataFrame, np.ndarray, np.ndarray]
@@ -366,7 +367,7 @@ def _read_document(file: InputFile, options: ReadOptions, desk: Desk) -> Iterato
     frame = _frame(rows, file.url)
     for start in range(0, frame.height, BATCH_ROWS):
         cut = slice(start, start + BATCH_ROWS)
-        yield finish(frame[cut], file, options, rows=numbers[cut], offsets=None)
+        yield finish(frame.slice(start, BATCH_ROWS), file, options, rows=numbers[cut], offsets=None)
 
 
 def _frame(rows: list[dict[str, Any]], where: str) -> pl.DataFrame:

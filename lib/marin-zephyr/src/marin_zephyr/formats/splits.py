@@ -80,9 +80,11 @@ def spans(url: str, format: str, compression: str | None, *, size: int, span_byt
 
 
 def _bytes(size: int, span_bytes: int) -> tuple[Span, ...]:
+    if size <= span_bytes:
+        return ()
     count = -(-size // span_bytes)
     cuts = [size * i // count for i in range(count + 1)]
-    return tuple(Span(begin=b, end=e, at=max(0, b - 1), num_bytes=e - b) for b, e in pairwise(cuts) if count > 1)
+    return tuple(Span(begin=b, end=e, at=max(0, b - 1), num_bytes=e - b) for b, e in pairwise(cuts))
 
 
 def _row_groups(url: str) -> Iterator[int]:
