@@ -214,8 +214,8 @@ def _framed(window: _Window) -> tuple[int, int]:
         reason = f"truncated: the record says {length:,} bytes, {len(window.data) - start:,} are there"
         raise _DamagedError(reason, is_framed=False)
     window.fill(size + 9)
-    after = bytes(window.data[size : size + 9]).lstrip(b"\r\n")
-    if after[:5] != b"WARC/"[: len(after)]:
+    after = bytes(window.data[size : size + 9])
+    if not after.startswith(b"\r\n\r\n") and not b"WARC/".startswith(after.lstrip(b"\r\n")[:5]):
         reason = f"not a WARC record: the header says {length:,} bytes, and no record begins after them"
         raise _DamagedError(reason, is_framed=False)
     return start, size
