@@ -29,6 +29,7 @@ from marin_zephyr.formats.predicates import filtering
 from marin_zephyr.formats.provenance import finish
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks, open_random
+from marin_zephyr.formats.writers import check_columns
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, conform, to_frame, unify
 from marin_zephyr.nodes import ReadOptions
 
@@ -137,6 +138,7 @@ class ArrowPart:
         if not self._held:
             return
         assert self._schema is not None
+        check_columns(self._schema, self._path)
         self._writer = self._writer or _writer(self._path, self._schema, self._compression)
         tables = [conform(t, self._schema, what=self._path.name) for t in self._held]
         self._writer.write_table(pa.concat_tables(tables).combine_chunks())

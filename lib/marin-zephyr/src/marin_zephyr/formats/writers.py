@@ -70,6 +70,7 @@ class ParquetPart:
         if not self._held:
             return
         assert self._schema is not None
+        check_columns(self._schema, self._path)
         self._writer = self._writer or self._open(self._schema)
         tables = [conform(t, self._schema, what=self._path.name) for t in self._held]
         self._writer.write_table(pa.concat_tables(tables).combine_chunks(), row_group_size=BATCH_ROWS)
@@ -88,6 +89,14 @@ class ParquetPart:
 
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
         return pq.ParquetWriter(self._path, schema, compression=self._compression)
+
+
+def check_columns(schema: pa.Schema, path: Path) -> None:
+    """Refuses rows of no column: a file of columns would forget them."""
+    if not len(schema):
+        raise SchemaError(
+            f"{path.name}: its rows have no column, and it would forget them; leave them out, or write jsonl"
+        )
 
 
 def rewrite_parquet(path: Path, schema: pa.Schema, compression: str | None) -> None:
