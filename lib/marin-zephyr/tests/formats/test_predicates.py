@@ -4,6 +4,7 @@ import datetime
 import math
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -169,12 +170,31 @@ def test_damage_where_nothing_is_read_is_not_met_and_elsewhere_costs_the_rows_le
     assert (len(rows), desk.num_filtered, desk.num_records) == (0, 800, 200)
 
 
-def test_bounds_with_nan_bound_nothing():
-    ends = pl.Series([0.0, 1.0])
-    for lower in (Bounds(num_nulls=0, num_rows=2, ends=ends), Bounds(num_nulls=None, num_rows=2, ends=None)):
-        assert may_hold(col("f") > 2.0, {"f": lower})
-    assert not may_hold(col("f") < 0.0, {"f": Bounds(num_nulls=0, num_rows=2, ends=ends)})
-    assert may_hold(col("f") == float("nan"), {"f": Bounds(num_nulls=0, num_rows=2, ends=ends)})
+def bounds(low, high, *, num_nulls: int = 0) -> dict[str, Bounds]:
+    nulls, rows = np.array([num_nulls]), np.array([2])
+    known = np.array([low is not None])
+    series = [pl.Series([end], dtype=pl.Float64) for end in (low, high)]
+    return {"f": Bounds(low=series[0], high=series[1], is_known=known, num_nulls=nulls, num_rows=rows)}
+
+
+@pytest.mark.parametrize(
+    ("predicate", "low", "high", "expected"),
+    [
+        (col("f") > 2.0, 0.0, 1.0, True),  # NaN may be among the rows
+        (col("f") < 0.0, 0.0, 1.0, False),
+        (col("f") == 0.5, 0.0, 1.0, True),
+        (col("f") == 2.0, 0.0, 1.0, False),
+        (col("f") == float("nan"), 0.0, 1.0, True),
+        (col("f").is_in([2.0, float("nan")]), 0.0, 1.0, True),
+        (col("f").is_in([2.0, -1.0]), 0.0, 1.0, False),
+        (col("f").is_in([i + 2.0 for i in range(99)]), 0.0, 1.0, False),
+        (col("f").is_in([i - 50.5 for i in range(99)]), 0.0, 0.1, True),  # of many only the ends are looked at
+        (col("f") < 0.0, None, None, True),
+        (col("f") < pl.lit(pl.Series([5.0, -1.0])), 0.0, 1.0, True),  # no single value
+    ],
+)
+def test_bounds_rule_out_no_more_than_they_know(predicate, low, high, expected):
+    assert may_hold(predicate, bounds(low, high), 1).tolist() == [expected]
 
 
 CONTENTS = {

@@ -43,7 +43,7 @@ _MAX_SHARDS = 512
 # To number a line of a span, all that lies before it is read once more: in the mean half the file, so that the lines of
 # n spans cost n / 2 reads of it. Parquet tells its numbers of rows.
 _MAX_SPANS = 64
-_MAX_NUMBERED_SPANS = 8
+_MAX_NUMBERED_SPANS = {None: 8, "gz": 4, "zst": 4}
 # Text shrinks to about a quarter; only the cut into shards rests on it.
 _EXPANSION = {None: 1, "gz": 4, "zst": 4, "xz": 5, "bz2": 5}
 _PARQUET_EXPANSION = 3
@@ -167,7 +167,8 @@ def _pieces(file: InputFile, options: ReadOptions, shard_bytes: int | None, full
         yield file
         return
     if file.format != "parquet":
-        most = _MAX_NUMBERED_SPANS if options.with_source else None if shard_bytes else _MAX_SPANS
+        numbered = _MAX_NUMBERED_SPANS.get(file.compression, 1)
+        most = numbered if options.with_source else None if shard_bytes else _MAX_SPANS
         span_bytes = max(span_bytes, -(-file.weight // most)) if most else span_bytes
     cut = spans(file.url, file.format, file.compression, size=file.size, span_bytes=span_bytes)
     yield from (replace(file, span=span) for span in cut) if cut else (file,)

@@ -73,41 +73,54 @@ def _chosen(parquet: pq.ParquetFile, file: InputFile, options: ReadOptions) -> t
     sizes = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
     ends = [1, *accumulate(sizes, initial=1)][1:]
     own = range(len(sizes)) if file.span is None else range(file.span.begin, min(file.span.end, len(sizes)))
-    groups = [i for i in own if options.predicate is None or may_hold(options.predicate, _bounds(parquet, i))]
+    is_needed = np.ones(len(own), dtype=bool)
+    if options.predicate is not None:
+        bounds = {name: found for name in options.predicate.meta.root_names() if (found := _bounds(parquet, own, name))}
+        is_needed = may_hold(options.predicate, bounds, len(own))
+    groups = [i for i, needed in zip(own, is_needed, strict=True) if needed]
     places = [np.arange(ends[i], ends[i] + sizes[i]) for i in groups]
     num_filtered = sum(sizes[i] for i in own) - sum(sizes[i] for i in groups)
     return groups, np.concatenate([np.empty(0, dtype=np.int64), *places]), num_filtered
 
 
-def _bounds(parquet: pq.ParquetFile, index: int) -> dict[str, Bounds]:
-    """What the statistics of a row group tell, of plain columns whose order is Polars's."""
-    group, schema = parquet.metadata.row_group(index), parquet.schema_arrow
-    columns = [group.column(i) for i in range(group.num_columns)]
-    paths = [column.path_in_schema for column in columns]
-    known = {}
-    for name, column in zip(paths, columns, strict=True):
-        # A dotted path may be a column's name or lead into a struct; then two may be equal.
-        if paths.count(name) > 1 or schema.names.count(name) != 1 or schema.field(name).type not in _ORDERED:
-            continue
-        statistics = column.statistics
-        if statistics is None:
-            continue
-        num_nulls = statistics.null_count if statistics.has_null_count else None
-        ends = _ends(statistics, schema.field(name).type, is_all_null=num_nulls == group.num_rows)
-        known[name] = Bounds(num_nulls=num_nulls, num_rows=group.num_rows, ends=ends)
-    return known
-
-
-def _ends(statistics: Any, kind: pa.DataType, *, is_all_null: bool) -> pl.Series | None:
-    if not (statistics.has_min_max or is_all_null):
+def _bounds(parquet: pq.ParquetFile, groups: range, name: str) -> Bounds | None:
+    """What the statistics tell of a plain column whose order is Polars's; None of any other."""
+    schema = parquet.schema_arrow
+    paths = [parquet.schema.column(i).path for i in range(len(parquet.schema))]
+    # A dotted path may be a column's name or lead into a struct; then two may be equal.
+    if paths.count(name) != 1 or schema.names.count(name) != 1 or schema.field(name).type not in _ORDERED:
         return None
+    low, high, is_known, num_nulls, num_rows = [], [], [], [], []
+    for i in groups:
+        group = parquet.metadata.row_group(i)
+        statistics = group.column(paths.index(name)).statistics
+        nulls = statistics.null_count if statistics is not None and statistics.has_null_count else -1
+        ends = _ends(statistics)
+        low.append(ends[0])
+        high.append(ends[1])
+        is_known.append(ends[0] is not None or nulls == group.num_rows)
+        num_nulls.append(nulls)
+        num_rows.append(group.num_rows)
+    kind = schema.field(name).type
+    return Bounds(
+        low=pl.Series(pl.from_arrow(pa.array(low, type=kind))),
+        high=pl.Series(pl.from_arrow(pa.array(high, type=kind))),
+        is_known=np.array(is_known, dtype=bool),
+        num_nulls=np.array(num_nulls, dtype=np.int64),
+        num_rows=np.array(num_rows, dtype=np.int64),
+    )
+
+
+def _ends(statistics: Any) -> tuple[Any, Any]:
+    """Least and greatest value, or None for both."""
+    if statistics is None or not statistics.has_min_max:
+        return None, None
     try:
-        ends = [] if is_all_null else [statistics.min, statistics.max]
-        made = pl.Series(pl.from_arrow(pa.array(ends, type=kind)))
+        ends = statistics.min, statistics.max
     except (pa.ArrowException, UnicodeDecodeError, OverflowError):
-        return None
+        return None, None
     # Writers were not meant to note NaN, and some did: then the bounds bound nothing.
-    return None if made.dtype.is_float() and made.is_nan().any() else made
+    return (None, None) if any(end != end for end in ends) else ends
 
 
 def is_text(kind: pa.DataType) -> bool:

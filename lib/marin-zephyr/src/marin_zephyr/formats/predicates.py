@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 
+import numpy as np
 import polars as pl
 
 from marin_zephyr.errors import SchemaError
@@ -29,20 +30,24 @@ from marin_zephyr.nodes import ReadOptions
 
 type Read = Callable[[InputFile, ReadOptions, Desk], Iterator[pl.DataFrame]]
 
+# Of a longer list only the least and the greatest value are looked at.
+_MOST_VALUES = 32
 SOURCE_COLUMNS = ("source", "source_row", "source_offset")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """What a file tells of one column of a group of rows.
+    """What a file tells of one column, of each of its groups of rows.
 
-    ``ends`` holds its least and its greatest value that is not null (NaN excepted); None where they are not known,
-    empty where there is none.
+    ``low`` and ``high`` are its least and greatest value that is neither null nor NaN; null where ``is_known`` is
+    false, and where all is null. ``num_nulls`` is -1 where it is not known.
     """
 
-    num_nulls: int | None
-    num_rows: int
-    ends: pl.Series | None
+    low: pl.Series
+    high: pl.Series
+    is_known: np.ndarray
+    num_nulls: np.ndarray
+    num_rows: np.ndarray
 
 
 def filtering(read: Read) -> Read:
@@ -95,77 +100,93 @@ def keep(frame: pl.DataFrame, predicate: pl.Expr, *, where: str) -> pl.DataFrame
         raise SchemaError(f"{where}: filter({predicate}): {e}") from e
 
 
-def may_hold(predicate: pl.Expr, bounds: Mapping[str, Bounds]) -> bool:
-    """Whether the predicate can be true of any of a group of rows.
+def may_hold(predicate: pl.Expr, bounds: Mapping[str, Bounds], num_groups: int) -> np.ndarray:
+    """In which groups of rows the predicate can be true of any row.
 
     Args:
         predicate: an expression of which each row's value depends on that row alone.
         bounds: of the columns of which something is known.
+        num_groups: how many groups there are.
+
+    Returns:
+        bool[num_groups]
     """
     parts = predicate.meta.pop()
     if len(parts) == 1:
-        return _unary(predicate, parts[0], bounds)
-    if len(parts) != 2:
-        return True
-    right, left = parts
-    if predicate.meta.eq(left & right):
-        return may_hold(left, bounds) and may_hold(right, bounds)
-    if predicate.meta.eq(left | right):
-        return may_hold(left, bounds) or may_hold(right, bounds)
-    for column, value, is_turned in ((left, right, False), (right, left, True)):
-        if column.meta.is_column() and value.meta.is_literal():
-            known = bounds.get(column.meta.output_name())
-            if known is not None:
-                return _comparison(predicate, column, value, known, is_turned=is_turned)
-    return True
+        found = _unary(predicate, parts[0], bounds)
+    elif len(parts) == 2:
+        right, left = parts
+        if predicate.meta.eq(left & right):
+            return may_hold(left, bounds, num_groups) & may_hold(right, bounds, num_groups)
+        if predicate.meta.eq(left | right):
+            return may_hold(left, bounds, num_groups) | may_hold(right, bounds, num_groups)
+        found = _binary(predicate, left, right, bounds)
+    else:
+        found = None
+    return np.ones(num_groups, dtype=bool) if found is None else found
 
 
-def _unary(predicate: pl.Expr, part: pl.Expr, bounds: Mapping[str, Bounds]) -> bool:
+def _unary(predicate: pl.Expr, part: pl.Expr, bounds: Mapping[str, Bounds]) -> np.ndarray | None:
     known = bounds.get(part.meta.output_name()) if part.meta.is_column() else None
-    if known is None or known.num_nulls is None:
-        return True
+    if known is None:
+        return None
     if predicate.meta.eq(part.is_null()):
-        return known.num_nulls > 0
+        return known.num_nulls != 0
     if predicate.meta.eq(part.is_not_null()):
         return known.num_nulls < known.num_rows
-    return True
+    return None
 
 
-def _comparison(predicate: pl.Expr, column: pl.Expr, value: pl.Expr, known: Bounds, *, is_turned: bool) -> bool:
-    left, right = (value, column) if is_turned else (column, value)
-    if known.ends is None:
-        return True
-    ends = known.ends.alias(column.meta.output_name()).to_frame()
-    is_float = known.ends.dtype.is_float()
+def _binary(predicate: pl.Expr, left: pl.Expr, right: pl.Expr, bounds: Mapping[str, Bounds]) -> np.ndarray | None:
+    """A comparison of a column with a value; None if it is nothing of the kind."""
+    column, value = (right, left) if left.meta.is_literal() else (left, right)
+    if not (column.meta.is_column() and value.meta.is_literal()):
+        return None
+    name = column.meta.output_name()
+    known = bounds.get(name)
+    if known is None:
+        return None
     try:
         with warnings.catch_warnings(action="ignore"):  # a comparison with None is one that is never true
-            given = pl.select(value).to_series()
-            if not is_turned and predicate.meta.eq(column.is_in(value)):
-                return _may_be_in(ends, column, given)
-            if len(given) != 1 or _has_nan(given):
-                return True
-            below = [left <= right, left < right] if not is_turned else [left >= right, left > right]
-            above = [left >= right, left > right] if not is_turned else [left <= right, left < right]
-            if any(map(predicate.meta.eq, below)):
-                return _any(ends, predicate)
-            if any(map(predicate.meta.eq, above)):
-                return is_float or _any(ends, predicate)
-            if predicate.meta.eq(left == right):
-                return _any(ends, column <= value) and _any(ends, column >= value)
+            tests = _tests(predicate, left, right, is_float=known.low.dtype.is_float())
+            if tests is None:
+                return None
+            found = ~known.is_known
+            for of_low, of_high in tests:
+                found = found | (_true(known.low.alias(name), of_low) & _true(known.high.alias(name), of_high))
+            return found
     except (pl.exceptions.PolarsError, TypeError, ValueError):
-        pass  # types that do not meet: the rows will tell
-    return True
+        return None  # types that do not meet: the rows will tell
 
 
-def _may_be_in(ends: pl.DataFrame, column: pl.Expr, given: pl.Series) -> bool:
-    values = (given.explode() if isinstance(given.dtype, pl.List) else given).drop_nulls()
-    if _has_nan(values):
-        return True
-    return any(_any(ends, column <= v) and _any(ends, column >= v) for v in map(pl.lit, values.to_list()))
+def _tests(
+    predicate: pl.Expr, left: pl.Expr, right: pl.Expr, *, is_float: bool
+) -> list[tuple[pl.Expr, pl.Expr]] | None:
+    """What must be true of the least and of the greatest value, if the predicate is true of any between: one pair."""
+    anything, is_turned = pl.lit(True), left.meta.is_literal()
+    column, value = (right, left) if is_turned else (left, right)
+    given = pl.select(value).to_series()
+    if not is_turned and predicate.meta.eq(column.is_in(value)):
+        values = (given.explode() if isinstance(given.dtype, pl.List) else given).drop_nulls()
+        if _has_nan(values):
+            return None
+        ends = zip(values, values, strict=True) if len(values) <= _MOST_VALUES else [(values.min(), values.max())]
+        return [(column <= pl.lit(last), column >= pl.lit(first)) for first, last in ends]
+    if len(given) != 1 or _has_nan(given):
+        return None
+    if predicate.meta.eq(left == right):
+        return [(column <= value, column >= value)]
+    below, above = [left <= right, left < right], [left >= right, left > right]
+    if any(map(predicate.meta.eq, above if is_turned else below)):
+        return [(predicate, anything)]
+    if any(map(predicate.meta.eq, below if is_turned else above)) and not is_float:  # NaN is greater than any value
+        return [(anything, predicate)]
+    return None
 
 
-def _any(ends: pl.DataFrame, predicate: pl.Expr) -> bool:
-    return bool(ends.select(predicate).to_series().any())
+def _true(ends: pl.Series, test: pl.Expr) -> np.ndarray:
+    frame = ends.to_frame()
+    return frame.with_columns(test.fill_null(False).alias("\0true"))["\0true"].to_numpy()
 
 
 def _has_nan(values: pl.Series) -> bool:
