@@ -23,6 +23,8 @@ type OnError = Literal["raise", "skip", "quarantine"]
 type Row = dict[str, Any]
 type Inputs = str | Path | Sequence[str | Path]
 
+# The bytes of the line that a row was read from, without its end.
+RAW = "\0raw"
 FORMATS = ("jsonl", "json", "parquet", "csv", "text")
 
 
@@ -34,6 +36,10 @@ class ReadOptions:
     with_source: bool = False
     columns: tuple[str, ...] | None = None
     string_columns: tuple[str, ...] = ()
+    predicate: pl.Expr | None = None
+    """Rows for which it is not true are left out by the reader."""
+    raw: bool = False
+    """Lines are wanted as they stand, in the column `RAW`; only of formats of lines of JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)

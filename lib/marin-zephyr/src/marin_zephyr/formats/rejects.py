@@ -39,6 +39,10 @@ class Desk:
             self.path.unlink(missing_ok=True)  # an earlier try's
         self.num_records = 0
         self.num_rows = 0
+        self.num_filtered = 0
+        """Rows that a reader left out because its predicate was not true of them."""
+        self.absent: dict[str, bool] = {}
+        """Column that a predicate names -> whether every batch so far lacked it."""
         self._file: IO[str] | None = None
 
     def record(

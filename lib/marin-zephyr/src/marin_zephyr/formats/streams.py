@@ -1,8 +1,8 @@
 """Bytes of a file, decompressed, with one promise: a file that ends before its end mark is an error, not a short read.
 
 bzip2 and xz of the standard library notice a missing end mark themselves (and read several streams in a row). Members
-of gzip and frames of zstd are followed one by one here: zstandard's own stream reader takes a cut frame for a whole one,
-and ISA-L's gzip reader, three times as fast as zlib, forgets what it had gathered when the file breaks off.
+of gzip and frames of zstd are followed one by one here: zstandard's own stream reader takes a cut frame for a whole
+one, and ISA-L's gzip reader, three times as fast as zlib, forgets what it had gathered when the file breaks off.
 
 See: RFC 1952 (gzip: members, and what follows the last), RFC 8878 (zstd frames).
 """
