@@ -23,6 +23,8 @@ type OnError = Literal["raise", "skip", "quarantine"]
 type Row = dict[str, Any]
 type Inputs = str | Path | Sequence[str | Path]
 
+# The bytes of the line that a row was read from, without its end.
+RAW = "\0raw"
 FORMATS = ("jsonl", "json", "parquet", "arrow", "warc", "csv", "text")
 """What ``format=`` may be. JSON lines (jsonl); JSON lines, one array of objects, or one object over lines (json);
 parquet; Arrow IPC files and streams (arrow); web archives (warc); CSV with a header (csv); any other text (text)."""
@@ -38,6 +40,8 @@ class ReadOptions:
     string_columns: tuple[str, ...] = ()
     predicate: pl.Expr | None = None
     """Rows for which it is not true are left out by the reader."""
+    raw: bool = False
+    """Lines are wanted as they stand, in the column `RAW`; only of formats of lines of JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,7 @@ import pyarrow as pa
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.parquet import is_text
-from marin_zephyr.formats.predicates import filtering
-from marin_zephyr.formats.provenance import finish
+from marin_zephyr.formats.provenance import finish, needed
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks, open_random
 from marin_zephyr.formats.writers import check_columns
@@ -37,7 +36,6 @@ _MAGIC = b"ARROW1"
 _END_MARK = b"\xff\xff\xff\xff\0\0\0\0"
 
 
-@filtering
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames of a file's rows, in order."""
     if file.size == 0:
@@ -55,15 +53,17 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
                     lost = sum(batch.num_rows for batch in _batches(batches))
                     desk.record(file, line=None, offset=None, reason=reason, raw=b"", rows=max(1, lost))
                     return
-            wanted = names if options.columns is None else [c for c in options.columns if c in names] or names[:1]
+            asked = needed(options)
+            wanted = names if asked is None else [c for c in asked if c in names] or names[:1]
             for batch in _batches(batches):
                 frame = to_frame(pa.Table.from_batches([batch]).select(wanted))
                 frame = frame.with_columns(pl.col(c).cast(pl.String) for c in texts if c in wanted)
                 size = _batch_rows(batch)
                 for start in range(0, frame.height, size):
                     piece = frame.slice(start, size)
-                    yield finish(piece, file, options, rows=np.arange(row, row + piece.height), offsets=None)
+                    numbers = np.arange(row, row + piece.height)
                     row += piece.height
+                    yield finish(piece, file, options, rows=numbers, offsets=None, desk=desk)
             if not is_file:
                 opened.seek(max(0, opened.size() - len(_END_MARK)))
                 if opened.read() != _END_MARK:

@@ -16,14 +16,12 @@ import polars as pl
 
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Line, file_blocks
-from marin_zephyr.formats.predicates import filtering
 from marin_zephyr.formats.provenance import finish
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.frames import BATCH_ROWS
 from marin_zephyr.nodes import ReadOptions
 
 
-@filtering
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames of a file's records. A quoted field may hold newlines."""
     header: list[str] | None = None
@@ -35,7 +33,7 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
         assert header is not None
         columns = {name: [record[i] for record in records] for i, name in enumerate(header)}
         made = pl.DataFrame(columns, schema=dict.fromkeys(header, pl.String))
-        return finish(made, file, options, rows=numbers, offsets=offsets)
+        return finish(made, file, options, rows=numbers, offsets=offsets, desk=desk)
 
     for line in _records(file, desk):
         try:

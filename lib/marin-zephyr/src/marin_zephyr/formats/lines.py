@@ -2,19 +2,26 @@
 
 The unit of parsing: a block is parsed at full speed as a whole, and only if that fails line by line. Offsets count
 uncompressed bytes from the start of the file, the byte order mark included; line numbers start at 1. Each byte is
-looked at once, however long a line is.
+looked at once, however long a line is, and copied once.
 
 Of a file that is cut into spans (see `splits`) no reader knows how many lines lie before its own, and to count them is
 to read all that lies before. So places are kept relative to the span, and the count is made once, when the number of a
 line is asked for.
+
+Invariant: where a file or span is cut into blocks depends on its bytes alone, not on the pieces in which they come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import chain
+from typing import cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
 
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
@@ -22,7 +29,9 @@ from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.splits import Span
 from marin_zephyr.formats.streams import blocks
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 8 << 20
+_SCAN_BYTES = 1 << 18  # what is scanned at once, to stay in the processor's cache
+_NEWLINE, _RETURN = ord("\n"), ord("\r")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -54,18 +63,54 @@ class Block:
     data: bytes
     nth: int
     offset: int
-    before: Callable[[], int | None] = _none
+    newlines: np.ndarray = field(repr=False, compare=False)
+    """Where in ``data`` they stand, ascending."""
+    before: Callable[[], int | None] = field(default=_none, repr=False, compare=False)
+
+    @property
+    def num_lines(self) -> int:
+        """Blank ones included."""
+        return len(self.newlines) + (not self.data.endswith(b"\n") and bool(self.data))
+
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each line starts and ends; a carriage return before the newline belongs to the line's end."""
+        count = self.num_lines
+        ends = self.newlines if len(self.newlines) == count else np.append(self.newlines, len(self.data))
+        starts = np.append(0, ends + 1)[:count]
+        view = np.frombuffer(self.data, dtype=np.uint8)
+        returns = (ends > starts) & (view[ends - 1] == _RETURN)
+        return starts, ends - returns
 
     def lines(self) -> Iterator[Line]:
-        """The lines, blank ones included; a carriage return before the newline belongs to the line's end."""
-        pieces = self.data.split(b"\n")
-        if not pieces[-1]:
-            pieces.pop()
-        nth, offset = self.nth, self.offset
-        for piece in pieces:
-            yield Line(piece.removesuffix(b"\r"), nth, offset, self.before)
-            nth += 1
-            offset += len(piece) + 1
+        """The lines, blank ones included, without their ends."""
+        start = 0
+        for i in range(self.num_lines):
+            end = int(self.newlines[i]) if i < len(self.newlines) else len(self.data)
+            data = self.data[start:end].removesuffix(b"\r")
+            yield Line(data, self.nth + i, self.offset + start, self.before)
+            start = end + 1
+
+    def parts(self, size: int) -> Iterator[tuple[int, Block]]:
+        """Blocks of at most ``size`` bytes, or of one line, each with the index of its first line in this one."""
+        ends = self.newlines + 1 if self.data.endswith(b"\n") else np.append(self.newlines + 1, len(self.data))
+        line = start = 0
+        while line < len(ends):
+            after = max(line + 1, int(np.searchsorted(ends, start + size, side="right")))
+            end = int(ends[after - 1])
+            inside = self.newlines[line:after] - start
+            yield line, Block(self.data[start:end], self.nth + line, self.offset + start, inside, self.before)
+            line, start = after, end
+
+    def raw(self) -> pl.Series:
+        """The bytes of each line, without its end, over the memory of the block."""
+        starts, ends = self.bounds()
+        offsets = np.append(starts, len(self.data)).astype(np.int64)
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
+        whole = pl.from_arrow(pa.Array.from_buffers(pa.large_binary(), len(starts), buffers))
+        lengths = pl.Series("length", ends - starts)
+        return pl.DataFrame([cast(pl.Series, whole).alias("line"), lengths]).select(
+            pl.col("line").bin.slice(0, pl.col("length"))
+        )["line"]
 
 
 def file_blocks(file: InputFile, desk: Desk, *, size: int = BLOCK_BYTES) -> Iterator[Block]:
@@ -143,15 +188,17 @@ def line_blocks(
     position = position or _Position()
     held = 0
     for piece in pieces:
-        position.pending.append(piece)
-        held += len(piece)
-        if held < size or b"\n" not in piece:
-            continue
-        data = b"".join(position.pending)
-        end = data.rfind(b"\n") + 1
-        rest = data[end:]
-        position.pending, held = [rest], len(rest)
-        yield position.advance(data[:end])
+        while piece:
+            # A block ends with the first newline at or after its size.
+            end = piece.find(b"\n", max(0, size - 1 - held)) + 1
+            if not end:
+                position.pending.append(piece)
+                held += len(piece)
+                break
+            data = b"".join((*position.pending, piece[:end]))
+            position.pending, held = [], 0
+            piece = piece[end:]
+            yield position.advance(data)
     if rest := b"".join(position.pending):
         position.pending = []
         yield position.advance(rest)
@@ -169,7 +216,18 @@ class _Position:
 
     def advance(self, data: bytes) -> Block:
         start = len(_BOM) if self.offset == 0 and data.startswith(_BOM) else 0
-        block = Block(data[start:], self.nth, self.offset + start, self.before)
-        self.nth += data.count(b"\n")
+        block = Block(data[start:], self.nth, self.offset + start, _newlines(data[start:]), self.before)
+        self.nth += len(block.newlines)
         self.offset += len(data)
         return block
+
+
+def _newlines(data: bytes) -> np.ndarray:
+    view = np.frombuffer(data, dtype=np.uint8)
+    starts = range(0, len(data), _SCAN_BYTES)
+    return np.concatenate(
+        [
+            np.empty(0, dtype=np.int64),
+            *(start + np.flatnonzero(view[start : start + _SCAN_BYTES] == _NEWLINE) for start in starts),
+        ]
+    )

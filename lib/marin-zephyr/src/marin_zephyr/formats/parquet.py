@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.formats.predicates import Bounds, filtering, may_hold
-from marin_zephyr.formats.provenance import finish
+from marin_zephyr.formats.predicates import Bounds, may_hold
+from marin_zephyr.formats.provenance import finish, needed
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import open_random
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, to_frame
@@ -36,7 +36,6 @@ _ORDERED = (
 )
 
 
-@filtering
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames of a file's rows, or of its span's, in order."""
     places, done = np.ones(1, dtype=np.int64), 0
@@ -51,16 +50,20 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
                     desk.record(file, line=None, offset=None, reason=reason, raw=b"", rows=max(1, lost))
                     return
             desk.num_filtered += num_filtered
+            if num_filtered and options.predicate is not None:
+                desk.absent |= {name: False for name in options.predicate.meta.root_names() if name in schema.names}
             names = schema.names
-            if options.columns is not None:  # one at least: a batch without columns forgets its rows
-                names = [c for c in options.columns if c in names] or names[:1]
+            wanted = needed(options)
+            if wanted is not None:  # one at least: a batch without columns forgets its rows
+                names = [c for c in wanted if c in names] or names[:1]
             texts = [pl.col(c).cast(pl.String) for c in options.string_columns if c in names]
             batches = parquet.iter_batches(
                 batch_size=_batch_rows(parquet), row_groups=groups, columns=names, use_threads=False
             )
             for batch in batches:
                 frame = to_frame(pa.Table.from_batches([batch])).with_columns(texts)
-                yield finish(frame, file, options, rows=places[done : done + frame.height], offsets=None)
+                rows = places[done : done + frame.height]
+                yield finish(frame, file, options, rows=rows, offsets=None, desk=desk)
                 done += frame.height
     except (pa.ArrowException, OSError, InputError) as e:
         row = places[done] if done < len(places) else 1

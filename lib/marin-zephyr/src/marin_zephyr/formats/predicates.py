@@ -1,8 +1,8 @@
-"""Rows that a reader leaves out, and groups of rows that it need not read to know that it would leave all of them out.
+"""Groups of rows that need not be read, because a predicate is true of none of them.
 
-Invariant: the rows that come are those of which the predicate is true, as if all were read and then filtered; a null is
-not true. What statistics rule out is less than what the predicate would: only comparisons of a column with a value,
-``is_in``, ``is_null`` and ``is_not_null``, under ``&`` and ``|``, are understood, and anything else may hold.
+Invariant: what is ruled out is never more than the predicate would leave out of the rows themselves. Only comparisons
+of a column with a value, ``is_in``, ``is_null`` and ``is_not_null``, under ``&`` and ``|``, are understood; of anything
+else nothing is ruled out.
 
 A predicate is taken apart with Polars's own means: an expression is recognised by putting its parts together again and
 comparing. And it is Polars that compares the bounds with the value, so that types meet as they do in the rows. NaN
@@ -16,23 +16,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import wraps
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from marin_zephyr.errors import SchemaError
-from marin_zephyr.formats.files import InputFile
-from marin_zephyr.formats.rejects import Desk
-from marin_zephyr.nodes import ReadOptions
-
-type Read = Callable[[InputFile, ReadOptions, Desk], Iterator[pl.DataFrame]]
-
 # Of a longer list only the least and the greatest value are looked at.
 _MOST_VALUES = 32
-SOURCE_COLUMNS = ("source", "source_row", "source_offset")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,56 +39,6 @@ class Bounds:
     is_known: np.ndarray
     num_nulls: np.ndarray
     num_rows: np.ndarray
-
-
-def filtering(read: Read) -> Read:
-    """A reader that leaves out the rows of which the predicate is not true, and tells the desk how many."""
-
-    @wraps(read)
-    def read_filtered(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
-        predicate = options.predicate
-        if predicate is None:
-            yield from read(file, options, desk)
-            return
-        wanted = options.columns
-        added = () if wanted is None else tuple(c for c in _roots(predicate, options) if c not in wanted)
-        if wanted is not None:
-            options = replace(options, columns=(*wanted, *added))
-        for frame in read(file, options, desk):
-            kept = keep(frame, predicate, where=file.url)
-            desk.num_filtered += frame.height - kept.height
-            yield kept.drop(added)
-
-    return read_filtered
-
-
-def _roots(predicate: pl.Expr, options: ReadOptions) -> list[str]:
-    """The columns of the file that it names."""
-    own = SOURCE_COLUMNS if options.with_source else ()
-    return [name for name in dict.fromkeys(predicate.meta.root_names()) if name not in own]
-
-
-def keep(frame: pl.DataFrame, predicate: pl.Expr, *, where: str) -> pl.DataFrame:
-    """The rows of which the predicate is true. A column that the frame lacks is null.
-
-    Raises:
-        SchemaError: the predicate does not fit the types of the columns.
-    """
-    absent = [name for name in dict.fromkeys(predicate.meta.root_names()) if name not in frame.columns]
-    wide = frame.with_columns(pl.lit(None).alias(name) for name in absent)
-    # A batch of nothing but nulls has no type; Polars's string functions want one.
-    untyped = [pl.col(name).cast(pl.String) for name, kind in wide.schema.items() if kind == pl.Null]
-    try:
-        try:
-            mask = wide.select(predicate).to_series()
-        except pl.exceptions.PolarsError:
-            if not untyped:
-                raise
-            mask = wide.with_columns(untyped).select(predicate).to_series()
-        mask = mask.cast(pl.Boolean).fill_null(False)
-        return frame.filter(mask if len(mask) == frame.height else mask.new_from_index(0, frame.height))
-    except pl.exceptions.PolarsError as e:
-        raise SchemaError(f"{where}: filter({predicate}): {e}") from e
 
 
 def may_hold(predicate: pl.Expr, bounds: Mapping[str, Bounds], num_groups: int) -> np.ndarray:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, file_blocks
-from marin_zephyr.formats.predicates import filtering
 from marin_zephyr.formats.provenance import finish, numbered
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
@@ -23,7 +23,6 @@ from marin_zephyr.nodes import ReadOptions
 _BOM = b"\xef\xbb\xbf"
 
 
-@filtering
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames with the column ``text``."""
     if options.unit == "file":
@@ -34,7 +33,8 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
         for start in range(0, len(texts), BATCH_ROWS):
             cut = slice(start, start + BATCH_ROWS)
             frame = pl.DataFrame({"text": pl.Series(texts[cut], dtype=pl.String)})
-            yield finish(frame, file, options, rows=numbered(nths[cut], block, options), offsets=offsets[cut])
+            rows = numbered(np.array(nths[cut], dtype=np.int64), block, options)
+            yield finish(frame, file, options, rows=rows, offsets=offsets[cut], desk=desk)
 
 
 def _lines(block: Block, file: InputFile, desk: Desk) -> tuple[list[str], list[int], list[int]]:
@@ -73,7 +73,7 @@ def _read_whole(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[p
         desk.record(file, line=line, offset=start + e.start, reason=reason, raw=data)
         return
     frame = pl.DataFrame({"text": pl.Series([text], dtype=pl.String)})
-    yield finish(frame, file, options, rows=[1], offsets=[start])
+    yield finish(frame, file, options, rows=[1], offsets=[start], desk=desk)
 
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, offset: int) -> str:

@@ -27,7 +27,6 @@ import zstandard
 
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.formats.predicates import filtering
 from marin_zephyr.formats.provenance import finish
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
@@ -63,7 +62,6 @@ class _DamagedError(ValueError):
         self.is_framed = is_framed
 
 
-@filtering
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames of a file's records, in order."""
     batch = _Batch()
@@ -88,10 +86,10 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
             batch.add(row, number, offset)
         window.drop(size)
         if batch.is_full:
-            yield batch.frame(file, options)
+            yield batch.frame(file, options, desk)
             batch = _Batch()
     if batch.rows:
-        yield batch.frame(file, options)
+        yield batch.frame(file, options, desk)
     if window.error is not None:
         if desk.policy == "raise":
             raise window.error
@@ -121,9 +119,10 @@ class _Batch:
     def is_full(self) -> bool:
         return len(self.rows) == BATCH_ROWS or self.num_bytes >= BATCH_BYTES // 2
 
-    def frame(self, file: InputFile, options: ReadOptions) -> pl.DataFrame:
+    def frame(self, file: InputFile, options: ReadOptions, desk: Desk) -> pl.DataFrame:
         columns = {name: [row[name] for row in self.rows] for name in _SCHEMA}
-        return finish(pl.DataFrame(columns, schema=_SCHEMA), file, options, rows=self.numbers, offsets=self.offsets)
+        made = pl.DataFrame(columns, schema=_SCHEMA)
+        return finish(made, file, options, rows=self.numbers, offsets=self.offsets, desk=desk)
 
 
 class _Window:
