@@ -300,12 +300,12 @@ def damaged(draw):
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(data)))
         data[at : at + draw(st.integers(0, 2))] = draw(PIECES)
-    return bytes(data)
+    return bytes(data).replace(b"-NaN", b"NaN")  # which Arrow takes for NaN, and Python refuses
 
 
 def outcome(path, data, **options):
     try:
-        return read(path, data, "quarantine", **options)
+        return repr(read(path, data, "quarantine", **options))
     except SchemaError:
         return "types that do not agree"
 
@@ -390,7 +390,7 @@ def test_a_predicate_equals_reading_everything_and_filtering(data, name, columns
     options = ReadOptions(columns=columns, with_source=True, predicate=PREDICATES[name])
     got = [row for frame in jsonl.read(file, options, pushed) for row in frame.to_dicts()]
     asked = None if columns is None else {*columns, "source", "source_row", "source_offset"}
-    assert got == [{k: v for k, v in row.items() if asked is None or k in asked} for row in expected]
+    assert repr(got) == repr([{k: v for k, v in row.items() if asked is None or k in asked} for row in expected])
     assert pushed.num_filtered == sum(frame.height for frame in frames) - len(expected)
     assert pushed.num_records == whole.num_records
     assert pushed.absent == {} if name == "always" else set(pushed.absent) == set(PREDICATES[name].meta.root_names())

@@ -10,7 +10,8 @@ and the smallest of those line by line (`objects`). So dirt costs only where it 
 
 Whether a line is JSON does not depend on the columns that are asked for; whether a value can be kept (an integer of
 more than 64 bits cannot, nor can deep nesting, nor one of two values under one key), and whether columns agree in type,
-matters only for those that are. Of the others Arrow converts none, once it knows the types of those that are.
+matters only for those that are. Of the others Arrow converts none, once it knows the types of those that are. NaN and
+Infinity are taken, as Python writes them; so, in what Arrow reads, is -NaN, and in what it passes over Inf.
 
 A predicate is applied to what was read: the rows and the rejects are those of reading everything and filtering.
 
