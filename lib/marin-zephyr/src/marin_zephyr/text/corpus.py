@@ -27,6 +27,7 @@ from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import check_whole
 from marin_zephyr.progress import Progress
 from marin_zephyr.session import RunReport, Session
+from marin_zephyr.text.lookups import Lookup, encode_ids
 
 COLUMNS = ("id", "text", "source", "num_bytes")
 
@@ -130,6 +131,11 @@ def slices(documents: pa.Table, *, max_bytes: int) -> Iterator[pa.Table]:
         size += num_bytes
     if begin < len(documents) or begin == 0:
         yield documents.slice(begin)
+
+
+def drop_ids(documents: pl.DataFrame, *, dropped: Lookup) -> pl.DataFrame:
+    """The documents whose ids are not among those to drop, in order."""
+    return documents.filter(dropped.positions(encode_ids(documents["id"])) < 0)
 
 
 def written_size(report: RunReport) -> Size:
