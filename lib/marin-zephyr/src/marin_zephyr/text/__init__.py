@@ -3,6 +3,7 @@
 - `normalize`     raw files to a corpus: one schema, stable ids, rejects kept with reasons (`normalization`)
 - `exact_dedup`   of equal texts the first stays (`exact`)
 - `fuzzy_dedup`   of nearly equal texts the longest stays (`fuzzy`; `sketches` by `ngrams` and `minhash`; `clusters`)
+- `decontaminate` texts that share n-grams with evaluation sets go (`decontamination`; `evaluations`; `contamination`)
 - `split`         train and validation by a hash of the document's id (`splitting`)
 
 Each reads a corpus directory (`corpus`), writes another, and returns a report of what it kept and dropped. The same
@@ -14,17 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from marin_zephyr.text.corpus import Size
+    from marin_zephyr.text.decontamination import DecontaminationReport, EvaluationReport, decontaminate
     from marin_zephyr.text.exact import ExactDedupReport, exact_dedup
     from marin_zephyr.text.fuzzy import FuzzyDedupReport, fuzzy_dedup
     from marin_zephyr.text.normalization import NormalizeReport, normalize
     from marin_zephyr.text.splitting import SplitReport, split
 
 __all__ = [
+    "DecontaminationReport",
+    "EvaluationReport",
     "ExactDedupReport",
     "FuzzyDedupReport",
     "NormalizeReport",
     "Size",
     "SplitReport",
+    "decontaminate",
     "exact_dedup",
     "fuzzy_dedup",
     "normalize",
@@ -32,11 +37,14 @@ __all__ = [
 ]
 
 _LAZY = {
+    "DecontaminationReport": "decontamination",
+    "EvaluationReport": "decontamination",
     "ExactDedupReport": "exact",
     "FuzzyDedupReport": "fuzzy",
     "NormalizeReport": "normalization",
     "Size": "corpus",
     "SplitReport": "splitting",
+    "decontaminate": "decontamination",
     "exact_dedup": "exact",
     "fuzzy_dedup": "fuzzy",
     "normalize": "normalization",

@@ -51,6 +51,20 @@ class Lookup:
         positions = np.minimum(np.searchsorted(known, values), len(known) - 1)
         return np.where(known[positions] == values, positions, -1)
 
+    def find(self, hashes: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Which of many hashes are in the lookup, where few are; fast if those of the lookup are uniform.
+
+        Nearly all that are not in it fail a test of their leading bits against a table that fits in the cache.
+
+        Returns:
+            The indices of those that are, ascending, and their positions in the sorted array.
+        """
+        table, shift = _leading_bits(getattr(self, "_path"))  # noqa: B009
+        maybe = np.flatnonzero(table[hashes >> shift])
+        positions = self.positions(hashes[maybe])
+        found = positions >= 0
+        return maybe[found], positions[found]
+
 
 def write_lookup(values: NDArray, *, directory: Path) -> Lookup:
     """Writes the distinct values, sorted, to a file named by their digest.
@@ -80,3 +94,15 @@ def _mapped(path: str) -> NDArray:
     # An array of no bytes cannot be mapped.
     values = np.load(path, mmap_mode="r") if Path(path).stat().st_size > 4096 else np.load(path)
     return values.view(np.ndarray)  # plain arrays slice and compare faster than `memmap`s
+
+
+@lru_cache(maxsize=16)
+def _leading_bits(path: str) -> tuple[NDArray[np.bool_], np.uint64]:
+    """Whether any value has these leading bits, for all of them, and by how much to shift a value to get its own."""
+    values = _mapped(path)
+    # 16 places or more a value, so that one of 16 others passes; 64 MiB at most.
+    num_bits = min(max(10, len(values).bit_length() + 4), 26)
+    shift = np.uint64(64 - num_bits)
+    table = np.zeros(1 << num_bits, dtype=bool)
+    table[values >> shift] = True
+    return table, shift

@@ -112,6 +112,13 @@ def hash_tokens(texts: pa.Array) -> Tokens:
     return Tokens(np.concatenate([*blocks, np.zeros(0, dtype=np.uint64)]), offsets)
 
 
+def token_spans(text: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the tokens of one document begin and end, in bytes of its UTF-8: int64 [tokens] each."""
+    cuts = np.arange(0, len(text), PIECE)
+    first, last = _token_bounds(np.frombuffer(text, dtype=np.uint8), cuts)
+    return first.astype(np.int64), last.astype(np.int64)
+
+
 def hash_ngrams(tokens: Tokens, *, ngram: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
     """Hashes every run of n tokens of one document, in order and with repeats.
 
