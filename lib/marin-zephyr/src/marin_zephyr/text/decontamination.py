@@ -41,8 +41,6 @@ from marin_zephyr.text.evaluations import Evaluations, Forbidden, read_evaluatio
 from marin_zephyr.text.lookups import encode_ids, write_lookup
 from marin_zephyr.text.ngrams import hash_ngrams, hash_tokens
 
-_SLICE_BYTES = 1 << 20
-
 
 @dataclass(frozen=True)
 class EvaluationReport:
@@ -157,7 +155,7 @@ def match(documents: pa.Table, *, forbidden: Forbidden) -> pa.Table:
         Columns ``id``, ``num_bytes``, ``ngrams`` (sorted list of the numbers of distinct n-grams, none empty).
     """
     tables = []
-    for part in slices(documents, max_bytes=_SLICE_BYTES):
+    for part in slices(documents):
         tokens = hash_tokens(part["text"].cast(pa.large_string()).combine_chunks())
         hits = [np.zeros((0, 2), dtype=np.int64)]
         for length, base, lookup in forbidden.lookups:

@@ -25,9 +25,6 @@ from marin_zephyr.text.lookups import Lookup, encode_ids
 from marin_zephyr.text.minhash import Banding, band_keys, signatures
 from marin_zephyr.text.ngrams import ngram_sets
 
-# Bytes of text hashed at a time: the arrays over its tokens, about ten times as much, stay near the cache.
-_SLICE_BYTES = 1 << 20
-
 
 def sketch(documents: pa.Table, *, ngram: int, num_permutations: int, banding: Banding) -> pa.Table:
     """The sketches of a batch of documents, in order.
@@ -42,7 +39,7 @@ def sketch(documents: pa.Table, *, ngram: int, num_permutations: int, banding: B
         Columns ``id``, ``num_bytes``, ``num_ngrams``, and ``band_00`` and so on (uint64).
     """
     tables = []
-    for part in slices(documents, max_bytes=_SLICE_BYTES):
+    for part in slices(documents):
         sets = ngram_sets(part["text"].cast(pa.large_string()).combine_chunks(), ngram=ngram)
         keys = band_keys(signatures(sets, num_permutations=num_permutations), banding=banding)
         columns = {"id": part["id"], "num_bytes": part["num_bytes"], "num_ngrams": np.diff(sets.offsets)}
@@ -64,7 +61,7 @@ def candidate_sets(documents: pa.Table, *, candidates: Lookup, ngram: int) -> pa
     places = candidates.positions(encode_ids(documents["id"].to_pylist()))
     documents = documents.append_column("place", pa.array(places)).filter(pa.array(places >= 0))
     tables = []
-    for part in slices(documents, max_bytes=_SLICE_BYTES):
+    for part in slices(documents):
         sets = ngram_sets(part["text"].cast(pa.large_string()).combine_chunks(), ngram=ngram)
         lists = pa.LargeListArray.from_arrays(sets.offsets, sets.hashes)
         tables.append(pa.table({"place": part["place"], "ngrams": lists}))
