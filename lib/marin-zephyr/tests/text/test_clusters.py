@@ -28,7 +28,7 @@ def components_of(bands: np.ndarray, *, preferred: np.ndarray) -> list[np.ndarra
 
 def decide_all(sets: list, bands: np.ndarray, ids: np.ndarray, num_bytes: np.ndarray) -> dict[str, tuple[str, float]]:
     found = components_of(bands, preferred=np.lexsort((ids, -num_bytes)))
-    decisions = [decide(c, bands=bands, sets=dict(enumerate(sets)), threshold=THRESHOLD) for c in found]
+    decisions = [decide(c, sets=dict(enumerate(sets)), threshold=THRESHOLD) for c in found]
     return {ids[d.dropped]: (ids[d.kept], d.similarity) for decision in decisions for d in decision.duplicates}
 
 
@@ -41,10 +41,11 @@ def test_dropped_documents_are_verified_against_kept_ones_and_kept_ones_differ(c
         assert kept not in dropped
         assert similarity == jaccard(sets[row[name]], sets[row[kept]]) >= THRESHOLD
         assert (-num_bytes[row[kept]], kept) < (-num_bytes[row[name]], name)
+    labels = connect(bands.T, num_documents=len(bands))
     survivors = [row[name] for name in ids if name not in dropped]
     for i in survivors:
         for j in survivors:
-            if i < j and (bands[i] == bands[j]).any():
+            if i < j and labels[i] == labels[j]:
                 assert jaccard(sets[i], sets[j]) < THRESHOLD
 
 
@@ -88,6 +89,24 @@ def test_thousand_copies_cost_a_comparison_each() -> None:
     bands = np.ones((copies, 5), dtype=np.uint64) * np.arange(5, dtype=np.uint64)
     one = np.arange(10, dtype=np.uint64)
     (component,) = components_of(bands, preferred=np.arange(copies))
-    decision = decide(component, bands=bands, sets=dict.fromkeys(range(copies), one), threshold=0.8)
+    decision = decide(component, sets=dict.fromkeys(range(copies), one), threshold=0.8)
     assert isinstance(decision, Decision)
     assert decision.num_compared == len(decision.duplicates) == copies - 1
+
+
+@pytest.mark.parametrize("size", [5, 10, 35, 70])
+def test_a_pair_exactly_at_the_threshold_is_found(size: int) -> None:
+    """Where the product of threshold and size, in floating point, may lie above the whole number that it is."""
+    whole = np.arange(size, dtype=np.uint64)
+    part = whole[size // 5 :]
+    decision = decide(np.array([0, 1]), sets={0: whole, 1: part}, threshold=0.8)
+    assert [d.similarity for d in decision.duplicates] == [0.8]
+
+
+def test_pages_of_one_template_are_not_all_compared() -> None:
+    pages = 300
+    template = np.arange(100, dtype=np.uint64)
+    own = [np.arange(1000 * (page + 1), 1000 * (page + 1) + 50, dtype=np.uint64) for page in range(pages)]
+    sets = {page: np.concatenate([template, own[page]]) for page in range(pages)}  # a Jaccard index of 1/2
+    decision = decide(np.arange(pages), sets=sets, threshold=0.8)
+    assert (decision.num_compared, decision.duplicates) == (0, ())

@@ -82,7 +82,7 @@ def test_agrees_with_comparing_all_pairs(texts: list[list[str]], ngram: int) -> 
     banding = choose_banding(512, threshold, recall=1 - 1e-6)
     bands = band_keys(signatures(sets, num_permutations=512), banding=banding)
     grouped = components(connect(bands.T, num_documents=len(texts)), preferred=np.arange(len(texts)))
-    decisions = [decide(c, bands=bands, sets=dict(enumerate(sets)), threshold=threshold) for c in grouped]
+    decisions = [decide(c, sets=dict(enumerate(sets)), threshold=threshold) for c in grouped]
     assert sorted((d.dropped, d.kept) for decision in decisions for d in decision.duplicates) == expected
 
 

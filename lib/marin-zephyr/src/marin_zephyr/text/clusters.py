@@ -1,20 +1,27 @@
-"""Which near-duplicates go and which document stays for them: candidates from bands, decisions from whole sets.
+"""Which near-duplicates go and which document stays for them: components from bands, decisions from whole sets.
 
-Documents that share a band key are only candidates. Each is compared by its whole n-gram set before anything is
-removed, in a fixed order of preference (for `fuzzy_dedup` the longest text first, the smallest id among equals):
+Documents that share a band key may be alike, and chains of shared keys divide documents into components. Within one,
+documents are compared by their whole n-gram sets before anything is removed, in a fixed order of preference (for
+`fuzzy_dedup` the longest text first, the smallest id among equals):
 
-    a document is dropped if it is a verified near-duplicate of a document already kept, and is kept otherwise.
+    a document is dropped if it is a near-duplicate of a document already kept, and is kept otherwise.
 
-So every dropped document names a kept one at least `threshold` similar to it, and no two kept candidates are that
-similar. (Keeping one document a connected component would not promise the first: in a chain a ~ b ~ c the ends may have
-little in common, and c would go for the sake of b, which itself is gone.) Components still divide the work: no
-candidate pair crosses two of them, so each is decided alone, in any order, with only its own sets in memory.
+So every dropped document names a kept one at least `threshold` similar to it, and no two kept documents of a component
+are that similar. (Keeping one document a component would not promise the first: in a chain a ~ b ~ c the ends may have
+little in common, and c would go for the sake of b, which itself is gone.) No pair of candidates crosses two components,
+so each is decided alone, in any order, with only its own sets in memory.
+
+Pages of one template share many n-grams and thousands of them fill one component, so not all pairs are compared. Two
+sets with a Jaccard index of t or more share one of the (1 - t) n + 1 n-grams that are rarest in the component, n being
+the size of either (prefix filtering: Chaudhuri, Ganti and Kaushik, 2006; Xiao et al., 2008), and what a template
+repeats is not rare. This leaves out no pair that would count.
 
 Invariant: the decision is a function of the set of documents: of no file order, shard count or worker count.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,25 +104,23 @@ def components(labels: NDArray[np.integer], *, preferred: NDArray[np.integer]) -
     return np.split(grouped, np.cumsum(np.bincount(component))[:-1]) if len(grouped) else []
 
 
-def decide(
-    component: NDArray, *, bands: NDArray[np.uint64], sets: Mapping[int, NDArray[np.uint64]], threshold: float
-) -> Decision:
+def decide(component: NDArray, *, sets: Mapping[int, NDArray[np.uint64]], threshold: float) -> Decision:
     """Decides one component: who is dropped, and for whom.
 
     Args:
         component: rows by preference.
-        bands: uint64 [documents, num_bands], of all documents.
         sets: the sorted n-gram hashes, none empty, of at least the component's rows.
         threshold: the Jaccard index from which a document is a near-duplicate.
 
     Returns:
         The duplicates in order of preference; each names the most similar kept document, the preferred among equals.
     """
-    places_by_key: dict[int, list[int]] = defaultdict(list)  # of kept documents, as places in the component
+    rarest = _rarest([sets[row] for row in component.tolist()], threshold=threshold)
+    places_by_ngram: dict[int, list[int]] = defaultdict(list)  # of kept documents, as places in the component
     duplicates: list[Duplicate] = []
     num_compared = num_similar = 0
-    for place, keys in enumerate(bands[component].tolist()):
-        rivals = sorted({rival for key in keys for rival in places_by_key.get(key, ())})
+    for place, ngrams in enumerate(rarest):
+        rivals = sorted({rival for ngram in ngrams for rival in places_by_ngram.get(ngram, ())})
         matches = [_compare(int(component[place]), int(component[rival]), sets=sets) for rival in rivals]
         num_compared += len(matches)
         num_similar += sum(match.similarity >= threshold for match in matches)
@@ -123,9 +128,19 @@ def decide(
         if best is not None and best.similarity >= threshold:
             duplicates.append(best)
             continue
-        for key in keys:
-            places_by_key[key].append(place)
+        for ngram in ngrams:
+            places_by_ngram[ngram].append(place)
     return Decision(tuple(duplicates), num_compared, num_similar)
+
+
+def _rarest(sets: Sequence[NDArray[np.uint64]], *, threshold: float) -> Iterator[list[int]]:
+    """Of each set the n-grams that are rarest among all, one of which a similar set must have; numbered by rarity."""
+    _, inverse, counts = np.unique(np.concatenate(sets), return_inverse=True, return_counts=True)
+    ranks = np.empty(len(counts), dtype=np.int64)
+    ranks[np.argsort(counts, kind="stable")] = np.arange(len(counts))
+    for ranked in np.split(ranks[inverse], np.cumsum([len(s) for s in sets])[:-1]):
+        least_shared = math.ceil(threshold * len(ranked) - 1e-9)  # less what rounding may have added
+        yield np.sort(ranked)[: len(ranked) - least_shared + 1].tolist()
 
 
 def _compare(row: int, rival: int, *, sets: Mapping[int, NDArray[np.uint64]]) -> Duplicate:

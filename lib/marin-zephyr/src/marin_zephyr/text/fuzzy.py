@@ -155,7 +155,7 @@ def _decide_all(
     for wave in waves(grouped, candidates.num_ngrams, limit=MAX_HASHES):
         loaded = load_sets(sets, np.concatenate(wave))
         for component in wave:
-            yield decide(component, bands=candidates.bands, sets=loaded, threshold=threshold)
+            yield decide(component, sets=loaded, threshold=threshold)
 
 
 def waves(components: Sequence[NDArray], num_ngrams: NDArray[np.int64], *, limit: int) -> Iterator[list[NDArray]]:

@@ -78,7 +78,6 @@ class Candidates:
         ids: [candidates], ascending.
         num_bytes: int64 [candidates], the lengths of the texts.
         num_ngrams: int64 [candidates], the sizes of the n-gram sets, none empty.
-        bands: uint64 [candidates, num_bands].
         labels: int32 [candidates]; documents that a chain of shared band keys connects have one label.
         num_copies: documents of the whole corpus whose id an earlier one has.
     """
@@ -86,7 +85,6 @@ class Candidates:
     ids: pl.Series
     num_bytes: NDArray[np.int64]
     num_ngrams: NDArray[np.int64]
-    bands: NDArray[np.uint64]
     labels: NDArray[np.int32]
     num_copies: int
 
@@ -103,7 +101,7 @@ def find_candidates(directory: Path, *, banding: Banding) -> Candidates:
     sizes = np.bincount(labels, minlength=1)
     chosen, first = [], 0
     for path in files:
-        part = pl.read_parquet(path)
+        part = pl.read_parquet(path, columns=["id", "num_bytes", "num_ngrams"])
         of_part = labels[first : first + part.height]
         first += part.height
         chosen.append(part.with_columns(label=of_part).filter(sizes[of_part] > 1))
@@ -115,7 +113,6 @@ def find_candidates(directory: Path, *, banding: Banding) -> Candidates:
         ids=grouped["id"],
         num_bytes=grouped["num_bytes"].to_numpy(),
         num_ngrams=grouped["num_ngrams"].to_numpy(),
-        bands=grouped.select(_names(banding)).to_numpy(),
         labels=grouped["label"].to_numpy(),
         num_copies=found.height - found["id"].n_unique(),
     )
