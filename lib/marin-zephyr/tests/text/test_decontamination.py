@@ -145,6 +145,34 @@ def test_common_ngrams_are_spared_if_asked_and_told_either_way(tmp_path: Path, w
     assert told(tmp_path / "lenient", "items")[0]["num_documents"] == 2
 
 
+def test_a_short_question_is_found_without_what_stands_beside_it(tmp_path: Path, write_corpus, read_rows) -> None:
+    rng = random.Random(4)
+    question, answer = words(rng, 9), words(rng, 7)
+    item = {"id": "quiz-000017", "question": " ".join(question), "choices": {"text": [" ".join(answer)]}}
+    documents = [
+        ("question", " ".join([*words(rng, 20), *question, *words(rng, 20)])),
+        ("answer", " ".join([*words(rng, 20), *answer, *words(rng, 20)])),
+        ("both", " ".join([*question[1:], *answer])),
+    ]
+    corpus = write_corpus("in", documents)
+    items = write_items(tmp_path / "items.jsonl", [item])
+    decontaminate(corpus, tmp_path / "out", against=items, workers=1)
+    assert [row["source"] for row in read_rows(tmp_path / "out")] == ["answer"]
+    assert " ".join(question) in {row["text"] for row in told(tmp_path / "out", "ngrams")}
+
+
+def test_nothing_is_written_twice_when_nothing_has_changed(tmp_path: Path, write_corpus) -> None:
+    """Even without a work directory to keep: what was decided counts, and not where it was kept."""
+    text = " ".join(words(random.Random(7), 20))
+    items = write_items(tmp_path / "items.jsonl", [{"text": text}])
+    corpus = write_corpus("in", [("a", text), ("b", "clean")])
+    times = []
+    for _ in range(2):
+        decontaminate(corpus, tmp_path / "out", against=items, workers=1)
+        times.append([path.stat().st_mtime_ns for path in sorted((tmp_path / "out").glob("*.parquet"))])
+    assert times[0] == times[1]
+
+
 @settings(max_examples=8, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12), st.sampled_from([0.0, 0.4, 1.0]), st.randoms(use_true_random=False))
 def test_what_goes_agrees_with_comparing_all_pairs_in_any_order(

@@ -144,7 +144,7 @@ def _items(num_documents: NDArray[np.int64], most: NDArray[np.int64], evaluation
 def _ngrams(holders: NDArray[np.int64], common: NDArray[np.bool_], evaluations: Evaluations) -> pl.DataFrame:
     numbers = np.flatnonzero(holders)
     numbers = numbers[np.lexsort((numbers, -holders[numbers]))]
-    items = evaluations.items[evaluations.places[numbers, 0]]
+    items = evaluations.origins(numbers)
     return items.select(_names(items["set"], evaluations), "file", "row").with_columns(
         pl.Series("text", evaluations.ngram_texts(numbers), dtype=pl.String),
         pl.Series("num_documents", holders[numbers]),

@@ -101,7 +101,7 @@ def decontaminate(
         against: evaluation sets, each a file, a glob or a directory of any format that `Dataset.from_files` reads; one
             row an item.
         fields: the columns of an item that hold text; by default every string in it, nested ones included.
-        ngram: words in an n-gram. Items of fewer words count as a whole, but for those of fewer than 8.
+        ngram: words in an n-gram. Strings of fewer words count as a whole, but for those of fewer than 8.
         min_share: the share of an item's n-grams, in [0, 1], that a document must hold; at 0 a single one is enough.
         max_documents: ignore n-grams that are in more documents than this (GPT-3 took 10); by default none.
         workers: processes; 1 works in this process. The result is the same bytes whatever their number.

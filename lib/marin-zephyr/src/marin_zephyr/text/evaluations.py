@@ -1,9 +1,10 @@
 """Evaluation sets as n-grams: what a corpus must not contain, and which item each forbidden n-gram comes from.
 
 An *item* is one row of an evaluation file. Its text is all its strings, in order, those in lists and records included
-(question, choices, answer), or those of the fields asked for. It is known by its word n-grams (`ngrams` says what a
-word is); an item of fewer words than an n-gram has is one n-gram as a whole, and one of fewer than `MIN_WORDS` is
-passed over, as such texts turn up anywhere (Brown et al., 2020, appendix C: n from 8 to 13).
+(question, choices, answer), or those of the fields asked for. It is known by the word n-grams of this text (`ngrams`
+says what a word is), and by every string of fewer words as a whole, as a short question may be anywhere without its
+choices. Strings of fewer than `MIN_WORDS` words are passed over: such texts turn up by themselves (Brown et al., 2020,
+appendix C, took n from 8 to 13).
 
 N-grams are numbered from 0 through all lengths. Each length has its own `Lookup`, so a long text is compared with whole
 short items as quickly as with n-grams.
@@ -47,15 +48,17 @@ class Evaluations:
 
     Attributes:
         names: [sets], as they were given.
-        items: one row an item: ``set`` (index in names), ``file``, ``row`` (from 1), ``text``, ``num_ngrams`` (distinct
-            ones; 0 for an item too short to have any).
+        items: one row an item: ``set`` (index in names), ``file``, ``row`` (from 1), ``num_ngrams`` (distinct ones; 0
+            for an item too short to have any).
+        texts: one row a text of an item: ``item``, ``text``.
         forbidden: the n-grams by hash.
         pairs: int64 [pairs, 2], sorted and distinct: an n-gram's number and an item that has it.
-        places: int64 [n-grams, 2]: the item in which an n-gram is first found, and at which of its words.
+        places: int64 [n-grams, 2]: the text in which an n-gram is first found, and at which of its words.
     """
 
     names: tuple[str, ...]
     items: pl.DataFrame
+    texts: pl.DataFrame
     forbidden: Forbidden
     pairs: NDArray[np.int64]
     places: NDArray[np.int64]
@@ -65,6 +68,10 @@ class Evaluations:
         """Distinct n-grams of all items."""
         return len(self.places)
 
+    def origins(self, numbers: NDArray[np.integer]) -> pl.DataFrame:
+        """The items, as rows of `items`, in which n-grams are first found."""
+        return self.items[self.texts["item"][self.places[numbers, 0]]]
+
     def ngram_texts(self, numbers: NDArray[np.integer]) -> list[str]:
         """N-grams as they are written where each is first found, in the order of their numbers as given."""
         lengths = np.zeros(self.num_ngrams, dtype=np.int64)
@@ -72,10 +79,10 @@ class Evaluations:
             lengths[base:] = length
         texts = [""] * len(numbers)
         places = self.places[numbers]
-        # Item by item, so that each is cut into words once.
+        # Text by text, so that each is cut into words once.
         order = np.argsort(places[:, 0], kind="stable")
-        for item, group in groupby(order.tolist(), key=lambda index: int(places[index, 0])):
-            text = self.items["text"][item].encode()
+        for source, group in groupby(order.tolist(), key=lambda index: int(places[index, 0])):
+            text = self.texts["text"][source].encode()
             first, last = token_spans(text)
             for index in group:
                 word = places[index, 1]
@@ -102,24 +109,25 @@ def read_evaluations(
     frames = []
     for number, inputs in enumerate(against):
         rows = Dataset.from_files(inputs, with_source=True).map_batches(partial(item_texts, fields=tuple(fields)))
-        found = [(number, row["file"], row["row"], row["text"]) for row in session.rows(rows)]
+        found = [(number, row["file"], row["row"], row["texts"]) for row in session.rows(rows)]
         if not found:
             raise InputError(f"evaluation set {inputs}: no row in it; name a file of evaluation items")
-        schema = {"set": pl.Int64, "file": pl.String, "row": pl.Int64, "text": pl.String}
+        schema = {"set": pl.Int64, "file": pl.String, "row": pl.Int64, "texts": pl.List(pl.String)}
         frames.append(pl.DataFrame(found, schema=schema, orient="row"))
     return _number(tuple(map(str, against)), pl.concat(frames), ngram=ngram, directory=directory)
 
 
 def item_texts(rows: pl.DataFrame, *, fields: tuple[str, ...]) -> pl.DataFrame:
-    """The text of each evaluation item, and where it comes from."""
+    """The texts of each evaluation item, the whole first and then its strings, and where it comes from."""
     provenance = ("source", "source_row", "source_offset")
     names = [name for name in fields or rows.columns if name in rows.columns and name not in provenance]
     if not names:
         where = rows["source"][0] if rows.height else "its files"
         raise InputError(f"{where}: no column {fields[0] if fields else ''!r}; it has {', '.join(rows.columns)}")
-    texts = ["\n".join(_strings(list(row))) for row in rows.select(names).iter_rows()]
+    strings = [list(_strings(list(row))) for row in rows.select(names).iter_rows()]
+    texts = [["\n".join(parts), *parts] for parts in strings]
     columns = rows.select(file="source", row="source_row")
-    return columns.with_columns(pl.Series("text", texts, dtype=pl.String))
+    return columns.with_columns(pl.Series("texts", texts, dtype=pl.List(pl.String)))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -131,24 +139,30 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def _number(names: tuple[str, ...], items: pl.DataFrame, *, ngram: int, directory: Path) -> Evaluations:
-    texts = items["text"].to_arrow().cast(pa.large_string())
-    num_words = np.diff(hash_tokens(texts).offsets)
-    lengths = np.where(num_words < min(MIN_WORDS, ngram), 0, np.minimum(num_words, ngram))
+    whole = items["texts"].list.len().cum_sum() - items["texts"].list.len()
+    texts = items.select("texts", item=pl.int_range(pl.len())).explode("texts").rename({"texts": "text"})
+    strings = texts["text"].to_arrow().cast(pa.large_string())
+    num_words = np.diff(hash_tokens(strings).offsets)
+    # The n-grams of a part are those of the whole, unless it is too short for one.
+    lengths = np.where(num_words < ngram, num_words, 0)
+    lengths[whole] = np.minimum(num_words[whole], ngram)
+    lengths[lengths < min(MIN_WORDS, ngram)] = 0
     lookups, pairs, places, num_ngrams = [], [np.zeros((0, 2), np.int64)], [np.zeros((0, 2), np.int64)], 0
     for length in np.unique(lengths[lengths > 0]).tolist():
         members = np.flatnonzero(lengths == length)
-        hashes, offsets = hash_ngrams(hash_tokens(texts.take(pa.array(members))), ngram=length)
+        hashes, offsets = hash_ngrams(hash_tokens(strings.take(pa.array(members))), ngram=length)
         owner = np.repeat(np.arange(len(members)), np.diff(offsets))
         distinct, first, numbers = np.unique(hashes, return_index=True, return_inverse=True)
+        item = texts["item"].to_numpy()[members[owner]]
         lookups.append((length, num_ngrams, write_lookup(distinct, directory=directory)))
-        pairs.append(np.unique(np.column_stack([numbers + num_ngrams, members[owner]]), axis=0))
+        pairs.append(np.unique(np.column_stack([numbers + num_ngrams, item]), axis=0))
         places.append(np.column_stack([members[owner[first]], first - offsets[owner[first]]]))
         num_ngrams += len(distinct)
     all_pairs = np.concatenate(pairs)
-    sizes = np.bincount(all_pairs[:, 1], minlength=len(items))
     return Evaluations(
         names=names,
-        items=items.with_columns(num_ngrams=sizes),
+        items=items.drop("texts").with_columns(num_ngrams=np.bincount(all_pairs[:, 1], minlength=len(items))),
+        texts=texts,
         forbidden=Forbidden(tuple(lookups)),
         pairs=all_pairs,
         places=np.concatenate(places),

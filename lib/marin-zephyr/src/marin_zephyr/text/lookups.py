@@ -78,7 +78,7 @@ def write_lookup(values: NDArray, *, directory: Path) -> Lookup:
     """
     distinct = np.unique(values)
     digest = hashlib.sha256(distinct.dtype.str.encode() + distinct.tobytes()).hexdigest()
-    path = directory / f"lookup-{digest[:16]}.npy"
+    path = directory.absolute() / f"lookup-{digest[:16]}.npy"
     with new_file(path, durable=False) as hidden, hidden.open("wb") as file:
         np.save(file, distinct)
     return Lookup(digest, str(path))
