@@ -24,7 +24,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends.memory import Gauge, format_bytes
@@ -39,6 +39,7 @@ type Position = tuple[int, int]
 _SIZE = 4096
 _LENGTH = struct.Struct("<I")
 _SHOWN = 300
+"""Characters of each text in a note; with all of them at their longest a note fits on the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +105,10 @@ class Care:
 
     def note(self, operation: str, what: str = "", position: Position | None = None) -> None:
         """Writes what comes next over what came before."""
-        note = Note(operation=operation, what=what, position=position, held=self._gauge.read(), idle=self._idle)
-        data = json.dumps(asdict(note)).encode()[: _SIZE - _LENGTH.size]
-        # A worker that dies between the two lengths has left no note, rather than half of one.
+        held = self._gauge.read()
+        fields = (operation[:_SHOWN], what[:_SHOWN], position, held, self._idle)
+        data = json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
+        # Between the two lengths there is no note, rather than half of one.
         self._page[: _LENGTH.size] = _LENGTH.pack(0)
         self._page[_LENGTH.size : _LENGTH.size + len(data)] = data
         self._page[: _LENGTH.size] = _LENGTH.pack(len(data))
@@ -126,14 +128,19 @@ def read_note(descriptor: int) -> Note | None:
     (length,) = _LENGTH.unpack_from(data)
     if not length:
         return None
-    fields = json.loads(data[_LENGTH.size : _LENGTH.size + length])
-    position = fields.pop("position")
-    return Note(**fields, position=None if position is None else tuple(position))
+    operation, what, position, held, idle = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+    where = None if position is None else (position[0], position[1])
+    return Note(operation=operation, what=what, position=where, held=held, idle=idle)
 
 
-_repr = reprlib.Repr()
-_repr.maxstring = 60
-_repr.maxdict = 4
+class _Brief(reprlib.Repr):
+    """Shows any value in bounded time and space."""
+
+    def repr_bytes(self, value: bytes, _level: int) -> str:
+        return repr(value[: self.maxstring])
+
+
+_brief = _Brief(maxstring=60)
 
 
 def _shown(row: Any) -> str:
@@ -141,4 +148,4 @@ def _shown(row: Any) -> str:
     if isinstance(row, dict) and row.get("source") is not None:
         at = {k: row.get(f"source_{k}") for k in ("row", "offset")}
         return str(row["source"]) + "".join(f", {k} {v:,}" for k, v in at.items() if isinstance(v, int))
-    return _repr.repr(row)[:_SHOWN]
+    return _brief.repr(row)

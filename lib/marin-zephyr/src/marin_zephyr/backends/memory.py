@@ -16,10 +16,11 @@ from pathlib import Path
 from marin_zephyr.errors import UsageError
 
 MIB = 1 << 20
-WORKER_LEAST = 96 * MIB
-"""The least that a worker can do anything with: its libraries alone hold 45 MiB."""
+WORKER_LEAST = 128 * MIB
+"""The least that a worker can do anything with: its libraries hold 45 MiB, a batch and what is made of it the rest."""
 
 _DEFAULT_PERCENT = 80
+_MERGE_SHARE = 4
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 _UNITS["TI"] = 1 << 40
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?")
@@ -43,6 +44,11 @@ def parse_memory(value: str | int) -> int:
 def default_budget() -> int:
     """Bytes that a run may use if nobody says: 80% of what this process may still get."""
     return min([_machine_memory(), *_group_limits()]) * _DEFAULT_PERCENT // 100
+
+
+def merge_memory(ceiling: int) -> int:
+    """What a task under a ceiling may hold in external merges; the rest is for batches, copies and libraries."""
+    return ceiling // _MERGE_SHARE
 
 
 def format_bytes(amount: int) -> str:
