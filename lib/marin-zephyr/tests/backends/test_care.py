@@ -29,7 +29,8 @@ def test_a_note_holds_whatever_the_row(name, row):
         after = read_note(page)
     assert [note.position for note in seen] == [(3, 0), (3, 1)]
     assert all(note.held > 0 and note.operation == name[:300] for note in seen)
-    assert after is not None and after.position is None
+    assert after is not None
+    assert after.position is None
 
 
 def test_a_note_of_a_huge_row_is_short_and_says_where_the_row_came_from():
