@@ -26,14 +26,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from marin_zephyr.backends.care import read_note, shared_page
 from marin_zephyr.backends.memory import Gauge, format_bytes, merge_memory
 from marin_zephyr.backends.pickling import dumps
 from marin_zephyr.backends.pool import Worker, start_worker
 from marin_zephyr.backends.verdicts import Trial
-from marin_zephyr.records import TaskRecord
-from marin_zephyr.specs import StageSpec, TaskInput
+
+if TYPE_CHECKING:  # what is imported here is waited for before the workers start
+    from marin_zephyr.records import TaskRecord
+    from marin_zephyr.specs import StageSpec, TaskInput
 
 _log = logging.getLogger(__name__)
 
