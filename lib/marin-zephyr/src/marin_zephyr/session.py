@@ -176,7 +176,7 @@ class Session:
 
     def _plan(self, dataset: Dataset, *, output: Any = None, runs: bool = True) -> Plan:
         if runs and not (isinstance(dataset.node, Sink) and (Path(dataset.node.path) / SINK_MANIFEST).exists()):
-            self._running_backend().prepare()  # what was written before may need no worker now
+            self._running_backend()  # it starts now; what was written before may not need it
         from marin_zephyr.planning import plan
 
         if output is not None and isinstance(dataset.node, Sink):

@@ -31,17 +31,13 @@ class Backend(Protocol):
         """
         ...
 
-    def prepare(self) -> None:
-        """A run is about to come: starts what takes time to start."""
-        ...
-
     def close(self) -> None:
         """Ends whatever the backend has started."""
         ...
 
 
 def make_backend(name: str, *, workers: int, memory: int) -> Backend:
-    """A backend by name.
+    """A backend by name. What takes time to start starts now, and is not waited for.
 
     Args:
         name: one of `NAMES`.

@@ -22,7 +22,7 @@ import os
 import reprlib
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,9 @@ type Position = tuple[int, int]
 """Number of the operation in its chain, number of the row among those that it takes."""
 
 _SIZE = 4096
-_LENGTH = struct.Struct("<I")
+_HEADER = struct.Struct("<IB")
+"""Length of the note, or 0; whether the function is still at work on the row."""
+_AT_WORK = 4
 _SHOWN = 300
 """Characters of each text in a note; with all of them at their longest a note fits on the page."""
 
@@ -90,7 +92,7 @@ class Care:
                 raise RejectRow(reason)
             self.note(name, f"row {number:,}, {_shown(row)}", (operation, number))
             result = fn(row)
-            self.note(f"gathering the rows of {name}")
+            self._page[_AT_WORK] = 0
             return result
 
         return call
@@ -108,14 +110,14 @@ class Care:
         held = self._gauge.read()
         fields = (operation[:_SHOWN], what[:_SHOWN], position, held, self._idle)
         data = json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
-        # Between the two lengths there is no note, rather than half of one.
-        self._page[: _LENGTH.size] = _LENGTH.pack(0)
-        self._page[_LENGTH.size : _LENGTH.size + len(data)] = data
-        self._page[: _LENGTH.size] = _LENGTH.pack(len(data))
+        # Between the two headers there is no note, rather than half of one.
+        self._page[: _HEADER.size] = _HEADER.pack(0, 0)
+        self._page[_HEADER.size : _HEADER.size + len(data)] = data
+        self._page[: _HEADER.size] = _HEADER.pack(len(data), position is not None)
 
 
 @contextmanager
-def shared_page() -> Iterator[int]:
+def shared_page() -> Generator[int]:
     """The descriptor of a file for one note; it has no name, so nothing is left of it."""
     with tempfile.TemporaryFile() as file:
         file.truncate(_SIZE)
@@ -125,12 +127,15 @@ def shared_page() -> Iterator[int]:
 def read_note(descriptor: int) -> Note | None:
     """What the worker was doing when it died, if it had come to say so."""
     data = os.pread(descriptor, _SIZE, 0)
-    (length,) = _LENGTH.unpack_from(data)
+    length, at_work = _HEADER.unpack_from(data)
     if not length:
         return None
-    operation, what, position, held, idle = json.loads(data[_LENGTH.size : _LENGTH.size + length])
-    where = None if position is None else (position[0], position[1])
-    return Note(operation=operation, what=what, position=where, held=held, idle=idle)
+    operation, what, position, held, idle = json.loads(data[_HEADER.size : _HEADER.size + length])
+    if position is None:
+        return Note(operation=operation, what=what, held=held, idle=idle)
+    if not at_work:
+        return Note(operation=f"gathering the rows of {operation}", held=held, idle=idle)
+    return Note(operation=operation, what=what, position=(position[0], position[1]), held=held, idle=idle)
 
 
 class _Brief(reprlib.Repr):

@@ -20,16 +20,13 @@ class InlineBackend:
         memory: bytes that the run may hold.
     """
 
-    def __init__(self, *, memory: int) -> None:
+    def __init__(self, *, memory: int = 4 << 30) -> None:
         self._memory = memory
 
     def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""
         for index, task_input in tasks:
             yield run_task(spec, index, task_input, memory=merge_memory(self._memory))
-
-    def prepare(self) -> None:
-        """There is nothing to start."""
 
     def close(self) -> None:
         """Nothing was started."""

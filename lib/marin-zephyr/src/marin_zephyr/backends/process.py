@@ -41,6 +41,7 @@ if TYPE_CHECKING:  # what is imported here is waited for before the workers star
 _log = logging.getLogger(__name__)
 
 _STARTED_EARLY = 8
+"""Workers that start before it is known how many tasks there are."""
 _SHORT_SECONDS = 0.1
 _LOOK_SECONDS = 0.05
 _LOOK_CLOSELY_SECONDS = 0.01
@@ -80,16 +81,11 @@ class ProcessBackend:
     def __init__(self, workers: int, *, memory: int) -> None:
         self._size = workers
         self._memory = memory
-        self._workers: list[Worker] = []
+        self._workers = [start_worker() for _ in range(min(self._size, _STARTED_EARLY))]
         self._own = Gauge(os.getpid())
         self._looked = 0.0
         if not self._own.works:
             _log.warning("memory=%s is not enforced: this system has no /proc", format_bytes(memory))
-
-    def prepare(self) -> None:
-        """Starts workers for a run that is about to come."""
-        while len(self._workers) < min(self._size, _STARTED_EARLY):
-            self._workers.append(start_worker())
 
     def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""
