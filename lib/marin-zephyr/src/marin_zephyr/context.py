@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import SchemaError
 from marin_zephyr.formats.rejects import Desk
+
+if TYPE_CHECKING:
+    from marin_zephyr.backends.care import Care
 
 type Frames = Iterator[pl.DataFrame]
 
@@ -26,6 +30,7 @@ class TaskContext:
         index: the task's number in its stage.
         home: the directory in which the task may write.
         memory: bytes that external merges may hold. It decides how a result is computed, never what it is.
+        care: notes what the task is at, if it has killed a worker before.
         counts: each operation's name and counts; made when the chain is built, not when it first runs.
         frequent: of the keys that the task sends through an exchange: digest, example and least count of frequent ones.
         clashes: column of a small right side of a join -> whether the left has it, too.
@@ -36,6 +41,7 @@ class TaskContext:
     index: int
     home: Path
     memory: int = MEMORY
+    care: Care | None = None
     counts: list[tuple[str, RowCounts]] = field(default_factory=list)
     frequent: list[tuple[str, str, int]] = field(default_factory=list)
     clashes: dict[str, bool] = field(default_factory=dict)

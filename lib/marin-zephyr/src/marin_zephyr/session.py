@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import NAMES, Backend, make_backend
+from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, format_bytes, parse_memory
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
+from marin_zephyr.formats.files import SINK_MANIFEST
 from marin_zephyr.nodes import Sink
 from marin_zephyr.progress import LogProgress, Progress
 
@@ -69,7 +71,10 @@ class Session:
 
     Args:
         backend: ``process`` (worker processes, the default) or ``inline`` (this process).
-        workers: worker processes; by default one a usable CPU.
+        workers: worker processes; by default one a usable CPU, fewer if memory is scarce.
+        memory: what a run may hold, all its processes together: bytes, or a text such as ``"4GiB"``; by default 80% of
+            what this process may still get. Workers that hold more than their share are stopped, and what they were
+            doing is tried again alone. It never changes a result, save that rows which alone exceed it are refused.
         work_dir: where intermediate stages are kept for later runs; by default a temporary directory that goes when the
             session is closed.
         progress: is told how stages go; by default a line of the log every two seconds.
@@ -80,6 +85,7 @@ class Session:
         *,
         backend: str = "process",
         workers: int | None = None,
+        memory: int | str | None = None,
         work_dir: str | Path | None = None,
         progress: Progress | None = None,
     ) -> None:
@@ -88,7 +94,12 @@ class Session:
         if workers is not None and workers < 1:
             raise UsageError(f"workers={workers} must be at least 1")
         self._backend_name = backend
-        self._workers = workers or _usable_cpus()
+        self._memory = default_budget() if memory is None else parse_memory(memory)
+        most = max(1, self._memory // WORKER_LEAST)
+        if (workers or 1) > most or self._memory < WORKER_LEAST:
+            least = format_bytes(WORKER_LEAST)
+            raise UsageError(f"memory={memory!r} holds no {workers or 1} workers: give each at least {least}")
+        self._workers = workers or min(_usable_cpus(), most)
         self._progress = progress or LogProgress()
         self._given_dir = None if work_dir is None else Path(work_dir).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -166,9 +177,11 @@ class Session:
         from marin_zephyr.explaining import explain
         from marin_zephyr.outputs import Kept
 
-        return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept()))
+        return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept(), runs=False))
 
-    def _plan(self, dataset: Dataset, *, output: Any = None) -> Plan:
+    def _plan(self, dataset: Dataset, *, output: Any = None, runs: bool = True) -> Plan:
+        if runs and not (isinstance(dataset.node, Sink) and (Path(dataset.node.path) / SINK_MANIFEST).exists()):
+            self._running_backend()  # it starts now; what was written before may not need it
         from marin_zephyr.planning import plan
 
         if output is not None and isinstance(dataset.node, Sink):
@@ -232,7 +245,7 @@ class Session:
 
     def _running_backend(self) -> Backend:
         if self._backend is None:
-            self._backend = make_backend(self._backend_name, workers=self._workers)
+            self._backend = make_backend(self._backend_name, workers=self._workers, memory=self._memory)
             self._finalizer = weakref.finalize(self, self._backend.close)
         return self._backend
 

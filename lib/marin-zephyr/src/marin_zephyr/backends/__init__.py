@@ -36,14 +36,20 @@ class Backend(Protocol):
         ...
 
 
-def make_backend(name: str, *, workers: int) -> Backend:
-    """A backend by name."""
+def make_backend(name: str, *, workers: int, memory: int) -> Backend:
+    """A backend by name. What takes time to start starts now, and is not waited for.
+
+    Args:
+        name: one of `NAMES`.
+        workers: how many tasks run at a time, where that can be chosen.
+        memory: bytes that a run may hold, all its processes together.
+    """
     if name == "inline":
         from marin_zephyr.backends.inline import InlineBackend
 
-        return InlineBackend()
+        return InlineBackend(memory=memory)
     if name == "process":
         from marin_zephyr.backends.process import ProcessBackend
 
-        return ProcessBackend(workers)
+        return ProcessBackend(workers, memory=memory)
     raise UsageError(f"backend={name!r} is not one of {', '.join(NAMES)}")

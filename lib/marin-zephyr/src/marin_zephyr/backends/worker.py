@@ -1,4 +1,4 @@
-"""A worker process: takes tasks from the driver over one socket, one at a time, until the socket closes.
+"""A worker process: takes tasks from the driver over one socket, one after another, until the socket closes.
 
 The socket is the lifeline. A thread reads it all the time, so a driver that goes away in any manner, SIGKILL included,
 is noticed at once, also in the middle of a task, and the worker exits. Interrupts of the terminal are the driver's to
@@ -28,15 +28,14 @@ def main(fd: int) -> None:
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
     _import_engine()
-    specs: dict[str, Any] = {}
+    blob = b""
     while True:
         message = pickle.loads(inbox.get())  # noqa: S301  from our own driver, over a private socket
         if message[0] == "spec":
-            specs.clear()  # one stage at a time
-            specs[message[1]] = message[2]
+            blob = message[1]
             continue
-        _, key, index, task_input = message
-        connection.send_bytes(_run(specs[key], index, task_input))
+        _, index, task_input, terms = message
+        connection.send_bytes(_run(blob, index, task_input, **terms))
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
@@ -48,22 +47,29 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
 
 
 def _import_engine() -> None:
+    """All that tasks need, while the driver is still planning."""
     import pyarrow as pa
+    import pyarrow.parquet
+
+    import marin_zephyr.formats.jsonl
+    import marin_zephyr.tasks  # noqa: F401
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
 
 
-def _run(blob: bytes, index: int, task_input: Any) -> bytes:
+def _run(blob: bytes, index: int, task_input: Any, *, memory: int, care: tuple[int, Any] | None = None) -> bytes:
     """The outcome of a task, pickled: its record, or the exception to raise at the driver."""
     import cloudpickle
 
+    from marin_zephyr.backends.care import Care
     from marin_zephyr.errors import UserCodeError, ZephyrError
     from marin_zephyr.tasks import run_task
 
+    careful = None if care is None else Care(*care)
     try:
         spec = _load(blob)
-        return pickle.dumps(("done", run_task(spec, index, task_input)))
+        return pickle.dumps(("done", run_task(spec, index, task_input, memory=memory, care=careful)))
     except ZephyrError as e:
         error: Exception = e
         if e.__cause__ is not None:
