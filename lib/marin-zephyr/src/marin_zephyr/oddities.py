@@ -1,0 +1,149 @@
+"""Oddities: what is unusual about a text file's bytes and read all the same, with the place where it first stands.
+
+A byte order mark, line ends of Windows, blank lines, NULs, NaN in JSON, records of extraordinary size, a gzip file of
+several members: none of these loses a row here, each has lost rows elsewhere. Blocks are searched as wholes, so a file
+without oddities costs little more than its decompression; lines are looked at only where something was found.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from marin_zephyr.errors import InputError
+from marin_zephyr.formats.files import InputFile
+from marin_zephyr.formats.lines import Block, line_blocks
+from marin_zephyr.formats.streams import blocks
+from marin_zephyr.frames import BATCH_BYTES
+from marin_zephyr.quantities import shown_bytes
+
+_BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)
+_CRLF = re.compile(rb"\r\n")
+_NUL = re.compile(rb"\0")
+_NUL_ESCAPE = re.compile(rb"\\u0000")
+_NO_NUMBER = re.compile(rb"[:\[,][ \t]*-?(?:NaN|Infinity)")
+_GZIP_MAGIC = b"\x1f\x8b\x08"
+_PIECE = 1 << 16  # a bomb grows a thousandfold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oddity:
+    """What is odd, how often, and where first (line from 1, byte offset in the uncompressed file)."""
+
+    line: int | None
+    offset: int
+    reason: str
+
+
+@dataclass
+class _Kind:
+    """One kind of oddity: how to find it, what to say of it."""
+
+    text: str
+    pattern: re.Pattern[bytes]
+    confirm: Callable[[bytes], bool] | None = None
+    count: int = 0
+    line: int = 0
+    offset: int = 0
+
+    def look(self, block: Block) -> None:
+        for match in self.pattern.finditer(block.data):
+            if self.confirm is not None and not self.confirm(_line_around(block.data, match.start())):
+                continue
+            if not self.count:
+                before = block.data[: match.start()]
+                self.line, self.offset = block.first_line + before.count(b"\n"), block.offset + len(before)
+            self.count += 1
+
+
+def find_oddities(file: InputFile) -> list[Oddity]:
+    """The oddities of a text file, in the order of their places. A file that breaks off is looked at up to there.
+
+    Args:
+        file: JSON, CSV or text; other formats have no lines, and none of these.
+    """
+    kinds = _kinds(file.format)
+    found: list[Oddity] = []
+    try:
+        for block in line_blocks(blocks(file.url, file.compression)):
+            if block.first_line == 1 and block.offset:
+                found.append(Oddity(line=1, offset=0, reason="a byte order mark; it is left out"))
+            for kind in kinds:
+                kind.look(block)
+            found += _huge(block)
+    except InputError:
+        pass  # the readers tell it
+    found += [Oddity(line=k.line, offset=k.offset, reason=k.text.format(n=f"{k.count:,}")) for k in kinds if k.count]
+    found += _members(file)
+    return sorted(found, key=lambda o: o.offset)
+
+
+def _kinds(format: str) -> list[_Kind]:
+    kinds = [
+        _Kind("line ends of Windows (CRLF), {n} in all; they are left out", _CRLF),
+        _Kind("NUL bytes, {n} in all", _NUL),
+    ]
+    if format in ("jsonl", "json"):
+        kinds += [
+            _Kind("NUL characters (\\u0000) in strings, {n} in all; they are kept", _NUL_ESCAPE),
+            _Kind("NaN or infinity, {n} in all; JSON has no word for them, they are read", _NO_NUMBER, _holds_no_number),
+        ]
+    if format != "json":
+        kinds.append(_Kind("blank lines, {n} in all", _BLANK))
+    return kinds
+
+
+def _line_around(data: bytes, position: int) -> bytes:
+    end = data.find(b"\n", position)
+    return data[data.rfind(b"\n", 0, position) + 1 : end if end >= 0 else len(data)]
+
+
+def _holds_no_number(line: bytes) -> bool:
+    """Whether NaN stands in a line of JSON as a value, not within a string. (Of a document over lines: perhaps.)"""
+    seen: list[str] = []
+    try:
+        json.loads(line, parse_constant=seen.append)
+    except (ValueError, RecursionError):
+        return b'"' not in line
+    return bool(seen)
+
+
+def _huge(block: Block) -> Iterator[Oddity]:
+    if len(block.data) <= BATCH_BYTES:
+        return
+    for line in block.lines():
+        if len(line.data) > BATCH_BYTES:
+            size = shown_bytes(len(line.data))
+            yield Oddity(line=line.number, offset=line.offset, reason=f"a record of {size}; a batch holds it alone")
+
+
+def _members(file: InputFile) -> list[Oddity]:
+    """Whether a gzip file is several joined: some readers stop after the first."""
+    if file.compression != "gz" or "://" in file.url:
+        return []
+    count, second, written = 0, 0, 0
+    decoder = None
+    with Path(file.url).open("rb") as raw:
+        try:
+            while piece := raw.read(_PIECE):
+                while piece:
+                    if decoder is None:
+                        if not piece.startswith(_GZIP_MAGIC[: len(piece)]):
+                            break  # padding or garbage; the reader says which
+                        decoder, count = zlib.decompressobj(31), count + 1
+                        second = written if count == 2 else second
+                    written += len(decoder.decompress(piece))
+                    piece = decoder.unused_data
+                    if decoder.eof:
+                        decoder = None
+        except zlib.error:
+            pass
+    if count < 2:
+        return []
+    reason = f"gzip of {count:,} members joined, the second from here on; all are read"
+    return [Oddity(line=None, offset=second, reason=reason)]
+
