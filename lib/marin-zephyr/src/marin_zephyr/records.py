@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
+from marin_zephyr.counters import Refused
 from marin_zephyr.durability import replace_file
 
 
@@ -47,6 +48,12 @@ class TaskRecord:
     counters: dict[str, int]
     absent: dict[str, bool]
     rejects: int
+    refused: Refused = field(default_factory=dict)
+    """What was refused, by the kind of reason."""
+    seconds: float = 0.0
+    """How long the task took. It differs from run to run and enters no manifest."""
+    skew: dict[str, int] = field(default_factory=dict)
+    """The most frequent keys that the task sent through an exchange, as text -> rows, as far as a sketch knows them."""
 
     @property
     def rows_in(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from marin_zephyr.context import MEMORY, TaskContext
@@ -26,6 +27,7 @@ def run_task(spec: StageSpec, index: int, task_input: TaskInput, *, memory: int 
     Raises:
         ZephyrError: as readers, operations and writers raise it.
     """
+    began = time.monotonic()
     with writing(Path(spec.output.path) if isinstance(spec.output, Parts) else spec.home):
         desk = Desk(spec.on_error, spec.home / "rejects" / f"{spec.name}-{index:05d}.jsonl")
         context = TaskContext(desk, index, spec.home, memory)
@@ -43,6 +45,8 @@ def run_task(spec: StageSpec, index: int, task_input: TaskInput, *, memory: int 
         counters=counters,
         absent=context.absent,
         rejects=desk.count,
+        refused=desk.refused,
+        seconds=round(time.monotonic() - began, 4),
     )
     record.save(spec.home)
     return record

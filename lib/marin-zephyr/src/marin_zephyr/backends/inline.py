@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from marin_zephyr.records import TaskRecord
 from marin_zephyr.specs import StageSpec, TaskInput
@@ -12,7 +12,9 @@ from marin_zephyr.tasks import run_task
 class InlineBackend:
     """Runs tasks where the session is."""
 
-    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
+    num_retries = 0
+
+    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Generator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""
         for index, task_input in tasks:
             yield run_task(spec, index, task_input)

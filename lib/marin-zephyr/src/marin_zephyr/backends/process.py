@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 
@@ -65,9 +65,10 @@ class ProcessBackend:
 
     def __init__(self, workers: int) -> None:
         self._size = workers
+        self.num_retries = 0
         self._workers: list[_Worker] = []
 
-    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
+    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Generator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""
         stage = _Stage(spec, dumps(spec), dict(tasks), deque(index for index, _ in tasks))
         try:
@@ -136,6 +137,7 @@ class ProcessBackend:
             fix = "give it less at a time (shard_bytes), or look at its input"
             raise WorkerDiedError(f"{task}: its worker {how}, {_TRIES} times; {fix}")
         _log.warning("%s: its worker %s; trying once more", task, how)
+        self.num_retries += 1
         stage.waiting.appendleft(index)
 
 
