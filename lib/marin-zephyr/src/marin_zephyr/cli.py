@@ -310,7 +310,9 @@ def _callers_frames(error: ZephyrError) -> list[str]:
     for note in getattr(error, "__notes__", ()):
         places += re.findall(r'^  File "(.+)", line (\d+), in (.+)$', note, re.MULTILINE)
     foreign = (_PACKAGE, sysconfig.get_paths()["stdlib"], "<frozen")
-    own = [(f"{file}, line {line}", name) for file, line, name in places if not file.startswith(foreign)]
+    # A function that went to a worker by value has lost its file.
+    places = [("" if file == "<dynamic-code>" else f"{file}, ", line, name) for file, line, name in places]
+    own = [(f"{file}line {line}", name) for file, line, name in places if not file.startswith(foreign)]
     told = [f"{place}, in {name}" for place, name in own if place not in str(error) and "site-packages" not in place]
     return told[-_SHOWN_FRAMES:]
 

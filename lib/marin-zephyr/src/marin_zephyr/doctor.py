@@ -92,7 +92,7 @@ def examine(inputs: Inputs, *, format: str | None = None) -> list[Diagnosis]:
     """
     source = Dataset.from_files(inputs, format=format, on_error="skip").node
     assert isinstance(source, FileSource)
-    known: dict[str, _Known] = {}
+    known: dict[str, _Known | None] = {}
     return [_examine(file, known) for file in list_files(source)]
 
 
@@ -109,13 +109,15 @@ class _Known:
     file: str
 
 
-def _examine(file: InputFile, known: dict[str, _Known]) -> Diagnosis:
+def _examine(file: InputFile, known: dict[str, _Known | None]) -> Diagnosis:
     desk, rows, schema, error = _read(file, ReadOptions())
     faults: list[Finding] = []
     if isinstance(error, SchemaError) and file.format == "jsonl":
         kinds = find_kinds(file)
-        faults = [_conflict(*entry) for entry in conflicts(kinds)]
-        agreed = [c for c in kinds if "." not in c and "[]" not in c and not _is_in(c, conflicts(kinds))]
+        disagreeing = conflicts(kinds)
+        faults = [_conflict(*entry) for entry in disagreeing]
+        known |= {column: None for column, *_ in disagreeing}
+        agreed = [c for c in kinds if "." not in c and "[]" not in c and not _is_in(c, disagreeing)]
         if faults:  # all other faults show when the columns that disagree are left out
             desk, rows, schema, error = _read(file, ReadOptions(columns=tuple(agreed) or ("",)))
     if error is not None:
@@ -214,14 +216,16 @@ def _all_known(columns: Sequence[str], kind: str) -> Callable[[Kinds], bool]:
 
 
 def _hold_against(
-    file: InputFile, schema: pa.Schema, known: dict[str, _Known]
+    file: InputFile, schema: pa.Schema, known: dict[str, _Known | None]
 ) -> tuple[list[Finding], list[Finding]]:
     """What departs from the files before: faults and notes. Learns what is new."""
     is_first = not known
     faults, notes = [], []
     for field in schema:
-        before = known.get(field.name)
         name, kind = field.name, _type_name(field.type)
+        before = known.get(name)
+        if before is None and name in known:
+            continue  # an earlier file disagrees with itself about it
         if before is None:
             known[name] = _Known(field, file.name)
             if not is_first and not pa.types.is_null(field.type):

@@ -46,17 +46,24 @@ class _Kind:
     text: str
     pattern: re.Pattern[bytes]
     confirm: Callable[[bytes], bool] | None = None
+    """If given, lines are counted: those of which it is true."""
     count: int = 0
     line: int = 0
     offset: int = 0
 
     def look(self, block: Block) -> None:
+        end = -1
         for match in self.pattern.finditer(block.data):
-            if self.confirm is not None and not self.confirm(_line_around(block.data, match.start())):
-                continue
+            start = match.start()
+            if self.confirm is not None:
+                if start < end:  # the line is counted, or refuted
+                    continue
+                start, end = block.data.rfind(b"\n", 0, start) + 1, block.data.find(b"\n", start)
+                end = len(block.data) if end < 0 else end
+                if not self.confirm(block.data[start:end]):
+                    continue
             if not self.count:
-                before = block.data[: match.start()]
-                self.line, self.offset = block.first_line + before.count(b"\n"), block.offset + len(before)
+                self.line, self.offset = block.first_line + block.data.count(b"\n", 0, start), block.offset + start
             self.count += 1
 
 
@@ -90,16 +97,11 @@ def _kinds(format: str) -> list[_Kind]:
     if format in ("jsonl", "json"):
         kinds += [
             _Kind("NUL characters (\\u0000) in strings, {n} in all; they are kept", _NUL_ESCAPE),
-            _Kind("NaN or infinity, {n} in all; JSON has no word for them, they are read", _NO_NUMBER, _holds_no_number),
+            _Kind("NaN or infinity, in {n} lines; JSON has no word for them, they are read", _NO_NUMBER, _holds_no_number),
         ]
     if format != "json":
         kinds.append(_Kind("blank lines, {n} in all", _BLANK))
     return kinds
-
-
-def _line_around(data: bytes, position: int) -> bytes:
-    end = data.find(b"\n", position)
-    return data[data.rfind(b"\n", 0, position) + 1 : end if end >= 0 else len(data)]
 
 
 def _holds_no_number(line: bytes) -> bool:

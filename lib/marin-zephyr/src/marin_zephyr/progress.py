@@ -19,7 +19,8 @@ from marin_zephyr.quantities import cut, shown_bytes, shown_duration
 _log = logging.getLogger("marin_zephyr.progress")
 _LOG_SECONDS = 2.0
 _BAR_SECONDS = 0.1
-_BAR_WIDTH = 10  # at least
+_BAR_WIDTH = 16
+_MARGIN = 4  # a terminal that echoes ^C at the end of a full line would leave a copy of it
 
 
 class Progress(Protocol):
@@ -107,7 +108,7 @@ class _Counts:
 
     def _rates(self) -> list[str]:
         """Items a second, and bytes where they are known."""
-        rates = [f"{self._items / self._elapsed:,.0f} {self._items_name}/s"]
+        rates = [f"{self._items / self._elapsed:,.0f} {self._items_name}/s"] if self._items else []
         if read := self._bytes - self._earlier[1]:
             rates.append(f"{shown_bytes(read / self._elapsed)}/s")
         return rates
@@ -156,10 +157,9 @@ class BarProgress(_Counts):
 
         self._bar: Any = RichProgress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=_BAR_WIDTH),
             TextColumn("{task.fields[told]}", markup=False),
             console=Console(stderr=True),
-            expand=True,
         )
 
     def start(
@@ -180,7 +180,7 @@ class BarProgress(_Counts):
         shown = cut(name, self._bar.console.width // 3)
         self._bar.start()
         self._task = self._bar.add_task(shown, total=num_bytes or total, told="")
-        self._room = self._bar.console.width - len(shown) - _BAR_WIDTH - 2
+        self._room = self._bar.console.width - len(shown) - _BAR_WIDTH - 2 - _MARGIN
         self._draw()
 
     def advance(self, *, items: int, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:

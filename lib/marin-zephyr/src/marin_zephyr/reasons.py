@@ -38,6 +38,7 @@ def made_of(stage: Stage) -> dict[str, Any]:
     return {
         "ingredients": {n: d[:_SHORT] for n, d in stage.ingredients.items() if not n.partition(":")[0].isdigit()},
         "libraries": library_versions(),
+        "source": type(stage.inputs[0]).__name__ if stage.inputs else "",
         "files": files if len(files) <= _MAX_FILES else {f"{len(files):,} files": ""},
         "tasks": len(stage.inputs),
         "reading": _fields(options),
@@ -59,7 +60,8 @@ def why(stage: Stage, *, sink: Path | None) -> list[str]:
         return []
     place, before = found
     if before["fingerprint"] == stage.fingerprint:
-        return [_lost(place, before)]
+        is_here = place in (stage.spec.home, sink and stage.spec.home.parent)
+        return [_lost(place, before) if is_here else "what it had committed was not kept: pass work_dir"]
     return _differences(before.get("made_of") or {}, made_of(stage))
 
 
@@ -102,7 +104,7 @@ def _lost(place: Path, before: Mapping[str, Any]) -> str:
             return f"{file['name']} is gone from {place}"
         if path.stat().st_size != file["size"]:
             return f"{file['name']} in {place} has another size than was written"
-    return "what it had committed is gone: no work_dir was kept"
+    return "what it had committed cannot be read"
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -126,6 +128,8 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    if now["source"] not in ("FilesInput", "RowsInput"):
+        return ["the stage that it reads from changed"]
     old, new = before["files"], now["files"]
     sides = (
         ("new", [n for n in new if n not in old]),
@@ -137,7 +141,7 @@ def _inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     if not told and before["tasks"] != now["tasks"]:
         told.append(f"cut into {now['tasks']:,} tasks, not {before['tasks']:,}")
     if not told:
-        told.append("an input lies elsewhere" if new else "what it is made from changed")
+        told.append("an input lies elsewhere" if new else "the rows given by value changed")
     return told
 
 
