@@ -1,4 +1,4 @@
-"""The doctor: every kind of dirt is named with its place, what is harmless is a note, and nothing stops at the first."""
+"""The doctor: every kind of dirt is named with its place, what is harmless is a note, nothing ends at the first."""
 
 import gzip
 import json
@@ -25,7 +25,13 @@ FAULTS = {
     "lone surrogate": ("a.jsonl", ROW + b'{"t":"\\ud800","n":1}\n', 2, 16, "lone surrogate"),
     "cut line": ("a.jsonl", ROW + b'{"t":"x"', 2, 16, "not JSON"),
     "key twice": ("a.jsonl", ROW + b'{"t":"x","t":"y"}\n', 2, 16, "key 't' stands twice"),
-    "late string": ("a.jsonl", ROW * 3 + b'{"t":"x","n":"one"}\n' + ROW, 4, 48, "column 'n' holds strings from here on"),
+    "late string": (
+        "a.jsonl",
+        ROW * 3 + b'{"t":"x","n":"one"}\n' + ROW,
+        4,
+        48,
+        "column 'n' holds strings from here on",
+    ),
     "pretty-printed": ("a.jsonl", json.dumps({"t": "x", "n": 1}, indent=2).encode(), 1, 0, "spread over lines"),
     "many pretty-printed": ("a.jsonl", json.dumps({"t": "x"}, indent=2).encode() * 3, 1, 0, "3 JSON documents spread"),
     "top-level array": ("a.jsonl", b'[{"t":"x"},\n{"t":"y"}]\n', 1, 0, "one JSON array at the top"),
@@ -139,7 +145,9 @@ def test_the_first_place_of_each_kind_is_that_of_a_plain_walk(tmp_path_factory, 
     assert {c for c, *_ in conflicts(kinds) if c in "xyz"} == {c for c, group in groups.items() if len(group) > 1}
 
 
-PIECES = st.sampled_from([b"\n", b"\r\n", b" \n", b"\t\r\n", b"\0\n", b'{"t":"NaN"}\n', b'{"n": NaN}\r\n', b'{"n":1}\n'])
+PIECES = st.sampled_from(
+    [b"\n", b"\r\n", b" \n", b"\t\r\n", b"\0\n", b'{"t":"NaN"}\n', b'{"n": NaN}\r\n', b'{"n":1}\n']
+)
 
 
 @settings(max_examples=50)

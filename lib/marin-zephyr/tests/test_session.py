@@ -182,6 +182,7 @@ def test_a_run_that_died_while_publishing_is_finished(session, corpus, tmp_path)
 
 class _StopsAfterTasks:
     """The inline backend, interrupted after the last task and before the commit."""
+
     num_retries = 0
 
     def run(self, spec, tasks):

@@ -306,7 +306,9 @@ def _callers_frames(error: ZephyrError) -> list[str]:
     if not isinstance(error, UserCodeError):
         return []
     cause = error.__cause__
-    places = [] if cause is None else [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(cause.__traceback__)]
+    places = (
+        [] if cause is None else [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(cause.__traceback__)]
+    )
     for note in getattr(error, "__notes__", ()):
         places += re.findall(r'^  File "(.+)", line (\d+), in (.+)$', note, re.MULTILINE)
     foreign = (_PACKAGE, sysconfig.get_paths()["stdlib"], "<frozen")
@@ -320,12 +322,9 @@ def _callers_frames(error: ZephyrError) -> list[str]:
 class _CurrentStderr(logging.StreamHandler):
     """Writes to what `sys.stderr` is at the moment: while a bar is drawn, lines go above it."""
 
-    def __init__(self) -> None:
-        logging.Handler.__init__(self)
-
-    @property
-    def stream(self) -> Any:
-        return sys.stderr
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 @contextmanager

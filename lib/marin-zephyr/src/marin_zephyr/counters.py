@@ -142,8 +142,8 @@ def check_limit(stage: Stage, refused: Refused, rows_in: int | None) -> None:
     told = "".join(f"\n  {entry['count']:,} x {kind}, as in {entry['example']}" for kind, entry in kinds[:_SHOWN_KINDS])
     more = f"\n  and {len(kinds) - _SHOWN_KINDS} kinds more" if len(kinds) > _SHOWN_KINDS else ""
     raise TooManyBadRecordsError(
-        f"{stage.spec.name}: {count:,}{of} records were refused, more than max_bad={limit} allows; nothing was written. "
-        f"Repair the input, or allow more:{told}{more}"
+        f"{stage.spec.name}: {count:,}{of} records were refused, more than max_bad={limit} allows; nothing was "
+        f"written. Repair the input, or allow more:{told}{more}"
     )
 
 

@@ -137,9 +137,9 @@ def _examine(file: InputFile, known: dict[str, _Known | None]) -> Diagnosis:
         compression=file.compression,
         rows=rows,
         columns={field.name: _type_name(field.type) for field in schema},
-        findings=tuple([*findings, *apart]),
+        findings=(*findings, *apart),
         num_findings=num_findings + len(apart),
-        notes=tuple([*notes, *_late_floats(file, schema), *notes_apart]),
+        notes=(*notes, *_late_floats(file, schema), *notes_apart),
     )
 
 
@@ -251,7 +251,9 @@ def _placed(file: InputFile, column: str, reason: str) -> Finding:
         return Finding(line=None, offset=None, reason=reason)
     places = find_kinds(file, until=lambda kinds: column in kinds).get(column)
     place = next(iter(places.values())) if places else None
-    return Finding(line=place and place.line, offset=place and place.offset, reason=reason)
+    if place is None:
+        return Finding(line=None, offset=None, reason=reason)
+    return Finding(line=place.line, offset=place.offset, reason=reason)
 
 
 def _type_name(kind: pa.DataType) -> str:

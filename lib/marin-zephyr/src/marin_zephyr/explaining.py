@@ -3,8 +3,8 @@
 A plan is explained as it would run now, so whoever asks sees before a long run what is pushed down into the readers,
 what is exchanged, what is done already, and why the rest is not. Nothing runs.
 
-An output may say more of itself than its type: ``exchanged(weight)``, the bytes that it sends through an exchange for so
-many bytes of input, and ``strategy``, a sentence.
+An output may say more of itself than its type: ``exchanged(weight)``, the bytes that it sends through an exchange for
+so many bytes of input, and ``strategy``, a sentence.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StageExplanation:
     output: dict[str, Any]
     """Where the rows go; for an exchange its partitions and bytes, estimated or (of a committed stage) measured."""
     state: str
-    """``done``: a run would reuse it; ``needed``: a run would execute its tasks; ``not needed``: a later one is done."""
+    """``done``: a run would reuse it; ``needed``: it would execute tasks; ``not needed``: a later stage is done."""
     tasks_done: int
     """Tasks that an earlier, unfinished run has done."""
     reasons: tuple[str, ...]
@@ -99,7 +99,9 @@ def explain(plan: Plan) -> Explanation:
                 operations=stage.spec.labels,
                 output=_output(stage, before[0] if done and before else None),
                 state=("done" if is_done else "not needed") if done else "needed",
-                tasks_done=0 if done else sum(record_path(stage.spec.home, i).exists() for i in range(len(stage.inputs))),
+                tasks_done=0
+                if done
+                else sum(record_path(stage.spec.home, i).exists() for i in range(len(stage.inputs))),
                 reasons=() if done else tuple(why(stage, sink=manifest_path(sink))),
             )
         )

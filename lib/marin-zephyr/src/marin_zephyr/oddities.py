@@ -97,7 +97,9 @@ def _kinds(format: str) -> list[_Kind]:
     if format in ("jsonl", "json"):
         kinds += [
             _Kind("NUL characters (\\u0000) in strings, {n} in all; they are kept", _NUL_ESCAPE),
-            _Kind("NaN or infinity, in {n} lines; JSON has no word for them, they are read", _NO_NUMBER, _holds_no_number),
+            _Kind(
+                "NaN or infinity, in {n} lines; JSON has no word for them, they are read", _NO_NUMBER, _holds_no_number
+            ),
         ]
     if format != "json":
         kinds.append(_Kind("blank lines, {n} in all", _BLANK))
@@ -148,4 +150,3 @@ def _members(file: InputFile) -> list[Oddity]:
         return []
     reason = f"gzip of {count:,} members joined, the second from here on; all are read"
     return [Oddity(line=None, offset=second, reason=reason)]
-

@@ -19,7 +19,7 @@ from marin_zephyr.quantities import cut, shown_bytes, shown_duration
 _log = logging.getLogger("marin_zephyr.progress")
 _LOG_SECONDS = 2.0
 _BAR_SECONDS = 0.1
-_BAR_WIDTH = 16
+_BAR_WIDTH = 12
 _MARGIN = 4  # a terminal that echoes ^C at the end of a full line would leave a copy of it
 
 

@@ -3,8 +3,8 @@
 A fingerprint says that something changed and not what. So a manifest also keeps what its stages were made of, in words:
 library versions, a short digest a file, the operations with their labels, the fields of the output. Two such records
 are compared here. The earlier one is found in the sink's own manifest, which holds those of all its stages, or else in
-the work directory, under the same name and another fingerprint, if it shares an ingredient with this stage: a work
-directory may serve many datasets.
+the work directory, under the same name and another fingerprint, if it seems to be of the same dataset: a work directory
+may serve many.
 """
 
 from __future__ import annotations
@@ -91,10 +91,12 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def _is_akin(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    digests = [{digest for _, digest in side.get("operations", ())} for side in (before, now)]
-    names = [set(side.get("files", ())) for side in (before, now)]
-    same_origin = before.get("ingredients", {}).get("inputs") == now["ingredients"]["inputs"]
-    return same_origin or bool(digests[0] & digests[1]) or bool(names[0] & names[1])
+    """Whether two stages seem to be of one dataset: one input the same, or the names of both inputs and operations."""
+    if before.get("ingredients", {}).get("inputs") == now["ingredients"]["inputs"]:
+        return True
+    old, new = before.get("files", {}), now["files"]
+    operations = [{digest for _, digest in side.get("operations", ())} for side in (before, now)]
+    return bool(old.items() & new.items()) or bool(old.keys() & new.keys() and operations[0] & operations[1])
 
 
 def _lost(place: Path, before: Mapping[str, Any]) -> str:

@@ -104,7 +104,8 @@ class StageReport:
     def from_lasting(cls, data: dict[str, Any]) -> StageReport:
         """The inverse of `lasting`."""
         operations = tuple((name, counts) for name, counts in data["operations"])
-        return cls(**{**data, "operations": operations, "files": tuple(data["files"])})
+        fields: dict[str, Any] = {**data, "operations": operations, "files": tuple(data["files"])}
+        return cls(**fields)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON: the fields, and what is computed from them. Which files there are, the manifest says."""
@@ -262,7 +263,7 @@ def _timings(stage: Stage, ran: Sequence[TaskRecord]) -> dict[str, Any]:
 def _table(stages: Sequence[StageReport]) -> list[str]:
     """The stages under each other; numbers to the right. A stage's tasks are those that ran and those there are."""
     head = ("stage", "ran", "rows in", "rows out", "filtered", "rejected", "seconds", "rows/s")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for s in stages:
         numbers = [f"{n:,}" for n in (s.rows_in, s.rows_out, s.total("filtered"), s.total("rejected"))]
         times = (f"{s.seconds:.1f}", f"{s.rows_per_second:,.0f}") if s.executed else ("reused", "")
