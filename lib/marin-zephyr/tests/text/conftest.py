@@ -12,12 +12,11 @@ import xxhash
 type Documents = Sequence[tuple[str, str]]  # (source, text)
 
 
-@pytest.fixture
-def write_corpus(tmp_path: Path) -> Callable[..., Path]:
+@pytest.fixture(scope="session")
+def write_to() -> Callable[..., Path]:
     """Writes documents as a corpus directory, so many a shard, and returns the directory."""
 
-    def write(name: str, documents: Documents, *, per_shard: int = 100) -> Path:
-        directory = tmp_path / name
+    def write(directory: Path, documents: Documents, *, per_shard: int = 100) -> Path:
         directory.mkdir()
         for shard, begin in enumerate(range(0, max(len(documents), 1), per_shard)):
             part = documents[begin : begin + per_shard]
@@ -34,6 +33,12 @@ def write_corpus(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def write_corpus(tmp_path: Path, write_to: Callable[..., Path]) -> Callable[..., Path]:
+    """`write_to` a directory of this name under the test's own."""
+    return lambda name, documents, **options: write_to(tmp_path / name, documents, **options)
+
+
+@pytest.fixture(scope="session")
 def read_rows() -> Callable[[Path], list[dict]]:
     """All rows of a directory of parquet shards, in order."""
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_zephyr.text.clusters import Decision, candidate_components, decide
+from marin_zephyr.text.clusters import Decision, components, connect, decide
 from marin_zephyr.text.ngrams import jaccard
 
 THRESHOLD = 0.6
@@ -22,9 +22,13 @@ def corpora(draw: st.DrawFn) -> tuple[list[np.ndarray], np.ndarray, np.ndarray, 
     return [np.array(sorted(s), dtype=np.uint64) for s in sets], bands, ids, np.array(lengths)
 
 
+def components_of(bands: np.ndarray, *, preferred: np.ndarray) -> list[np.ndarray]:
+    return components(connect(bands.T, num_documents=len(bands)), preferred=preferred)
+
+
 def decide_all(sets: list, bands: np.ndarray, ids: np.ndarray, num_bytes: np.ndarray) -> dict[str, tuple[str, float]]:
-    components = candidate_components(bands, preferred=np.lexsort((ids, -num_bytes)))
-    decisions = [decide(c, bands=bands, sets=dict(enumerate(sets)), threshold=THRESHOLD) for c in components]
+    found = components_of(bands, preferred=np.lexsort((ids, -num_bytes)))
+    decisions = [decide(c, bands=bands, sets=dict(enumerate(sets)), threshold=THRESHOLD) for c in found]
     return {ids[d.dropped]: (ids[d.kept], d.similarity) for decision in decisions for d in decision.duplicates}
 
 
@@ -63,16 +67,27 @@ def test_the_end_of_a_chain_is_not_dropped_for_a_document_that_is_gone() -> None
 def test_components_follow_chains_of_keys_and_leave_out_the_lonely() -> None:
     bands = np.array([[1, 10], [2, 10], [2, 11], [3, 12]], dtype=np.uint64)
     preferred = np.array([3, 1, 2, 0])
-    (component,) = candidate_components(bands, preferred=preferred)
+    (component,) = components_of(bands, preferred=preferred)
     assert component.tolist() == [1, 2, 0]
-    assert candidate_components(bands[:0], preferred=preferred[:0]) == []
+    assert components_of(bands[:0], preferred=preferred[:0]) == []
+
+
+@given(st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), max_size=20))
+def test_labels_are_the_components_of_the_graph_of_shared_keys(keys: list[list[int]]) -> None:
+    bands = np.array(keys, dtype=np.uint64).reshape(len(keys), 3)
+    reached = {i: {i} for i in range(len(keys))}
+    for _ in keys:
+        for i, j in ((i, j) for i in reached for j in reached if (bands[i] == bands[j]).any()):
+            reached[i] |= reached[j]
+    labels = connect(bands.T, num_documents=len(bands))
+    assert all((labels[i] == labels[j]) == (j in reached[i]) for i in reached for j in reached)
 
 
 def test_thousand_copies_cost_a_comparison_each() -> None:
     copies = 1000
     bands = np.ones((copies, 5), dtype=np.uint64) * np.arange(5, dtype=np.uint64)
     one = np.arange(10, dtype=np.uint64)
-    (component,) = candidate_components(bands, preferred=np.arange(copies))
+    (component,) = components_of(bands, preferred=np.arange(copies))
     decision = decide(component, bands=bands, sets=dict.fromkeys(range(copies), one), threshold=0.8)
     assert isinstance(decision, Decision)
     assert decision.num_compared == len(decision.duplicates) == copies - 1

@@ -14,7 +14,7 @@ Invariant: the decision is a function of the set of documents: of no file order,
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,32 +49,46 @@ class Decision:
     num_similar: int
 
 
-def candidate_components(bands: NDArray[np.uint64], *, preferred: NDArray[np.integer]) -> list[NDArray[np.integer]]:
-    """Groups the documents that any chain of shared band keys connects.
+def connect(bands: Iterable[NDArray[np.uint64]], *, num_documents: int) -> NDArray[np.int32]:
+    """Labels documents such that any chain of shared band keys leads to one label.
+
+    One band after the other is sorted and merged into the labels, so that the memory this takes is a few arrays of one
+    band, whatever the number of bands and however many documents collide.
 
     Args:
-        bands: uint64 [documents, num_bands], as `minhash.band_keys` gives them.
-        preferred: the rows of documents that have n-grams, from the one kept before all others to the last. A row
-            that is not among them is in no component.
+        bands: uint64 [documents] for each band, as columns of what `minhash.band_keys` gives.
+        num_documents: how many documents there are.
+
+    Returns:
+        int32 [documents], from 0.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    labels = np.arange(num_documents, dtype=np.int32)
+    num_labels = num_documents
+    for band in bands:
+        order = np.argsort(band)
+        keys = band[order]
+        same = np.flatnonzero(keys[1:] == keys[:-1])
+        edges = labels[order[same]], labels[order[same + 1]]
+        graph = coo_array((np.ones(len(same), dtype=np.int8), edges), shape=(num_labels, num_labels))
+        num_labels, merged = connected_components(graph, directed=False)
+        labels = merged[labels]
+    return labels
+
+
+def components(labels: NDArray[np.integer], *, preferred: NDArray[np.integer]) -> list[NDArray[np.integer]]:
+    """Gathers the documents of each label.
+
+    Args:
+        labels: [documents], as `connect` gives them.
+        preferred: the rows of documents that take part, from the one kept before all others to the last.
 
     Returns:
         The components of two documents or more, each an array of rows by preference, in the order of their first
         members' preference.
     """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    num_documents = len(bands)
-    left, right = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
-    for band in bands.T:
-        order = np.argsort(band, kind="stable")
-        same = np.flatnonzero(band[order[1:]] == band[order[:-1]])
-        left.append(order[same])
-        right.append(order[same + 1])
-    edges = np.concatenate(left), np.concatenate(right)
-    graph = coo_array((np.ones(len(edges[0]), dtype=np.int8), edges), shape=(num_documents, num_documents))
-    _, labels = connected_components(graph, directed=False)
-
     grouped_somewhere = np.bincount(labels[preferred], minlength=1)[labels[preferred]] > 1
     preferred = preferred[grouped_somewhere]
     _, first, component = np.unique(labels[preferred], return_index=True, return_inverse=True)

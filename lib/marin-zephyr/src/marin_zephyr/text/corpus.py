@@ -27,6 +27,10 @@ from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import check_whole
 from marin_zephyr.progress import Progress
 from marin_zephyr.session import RunReport, Session
+from marin_zephyr.text.lookups import Lookup, encode_ids
+
+# Bytes of text worked on at a time: the arrays over its words, about ten times as much, stay near the cache.
+SLICE_BYTES = 1 << 20
 
 COLUMNS = ("id", "text", "source", "num_bytes")
 
@@ -113,7 +117,7 @@ def _damaged(shard: Path, error: Exception) -> InputError:
     )
 
 
-def slices(documents: pa.Table, *, max_bytes: int) -> Iterator[pa.Table]:
+def slices(documents: pa.Table, *, max_bytes: int = SLICE_BYTES) -> Iterator[pa.Table]:
     """Cuts a table between documents into tables of at most so many bytes of text; a longer document stands alone.
 
     A table of no rows is one slice, so that there is always one to take the schema from.
@@ -130,6 +134,11 @@ def slices(documents: pa.Table, *, max_bytes: int) -> Iterator[pa.Table]:
         size += num_bytes
     if begin < len(documents) or begin == 0:
         yield documents.slice(begin)
+
+
+def drop_ids(documents: pl.DataFrame, *, dropped: Lookup) -> pl.DataFrame:
+    """The documents whose ids are not among those to drop, in order."""
+    return documents.filter(dropped.positions(encode_ids(documents["id"])) < 0)
 
 
 def written_size(report: RunReport) -> Size:

@@ -113,13 +113,17 @@ def _probes(num_bins: int) -> NDArray[np.int64]:
 def _densify(signature: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Fills the empty bins of every document that has any full one."""
     num_bins = signature.shape[1]
+    probes = np.ascontiguousarray(_probes(num_bins).T)
     full = signature != EMPTY
-    documents, bins = np.nonzero(~full & full.any(axis=1, keepdims=True))
-    for attempt in range(num_bins):
-        if len(documents) == 0:
+    # Flat places, as these are gathered much faster than pairs of row and column.
+    places, is_full = signature.reshape(-1), full.reshape(-1)
+    empty = np.flatnonzero(~full & full.any(axis=1, keepdims=True))
+    for probe in probes:
+        if len(empty) == 0:
             break
-        lenders = _probes(num_bins)[bins, attempt]
-        found = full[documents, lenders]
-        signature[documents[found], bins[found]] = signature[documents[found], lenders[found]]
-        documents, bins = documents[~found], bins[~found]
+        bins = empty % num_bins
+        lenders = empty - bins + probe[bins]
+        found = is_full[lenders]
+        places[empty[found]] = places[lenders[found]]
+        empty = empty[~found]
     return signature

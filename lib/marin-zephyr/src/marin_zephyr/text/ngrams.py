@@ -24,9 +24,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-# Bytes hashed at a time: the 64-bit arrays over them stay near the cache. A longer document is cut at every multiple of
-# PIECE from its own start, so a token that straddles a cut counts as two, the same two wherever the document lies.
+# A longer document is cut at every multiple of PIECE from its own start, so a token that straddles a cut counts as two,
+# the same two wherever the document lies.
 PIECE = 1 << 20
+
+# Bytes hashed at a time, as long as they are whole pieces: the 64-bit arrays over them stay in the cache.
+_BLOCK = 1 << 17
 
 # Odd, and 3 modulo 4, so that swapping two neighbouring bytes changes all but the lowest bit of a hash's difference.
 _BASE = 0x9E3779B97F4A7C17
@@ -57,6 +60,19 @@ class NgramSets:
         return self.hashes[self.offsets[document] : self.offsets[document + 1]]
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a batch of documents, in order.
+
+    Attributes:
+        hashes: uint64 [total]; document i owns `hashes[offsets[i]:offsets[i + 1]]`.
+        offsets: int64 [documents + 1].
+    """
+
+    hashes: NDArray[np.uint64]
+    offsets: NDArray[np.int64]
+
+
 def ngram_sets(texts: pa.Array, *, ngram: int = 5) -> NgramSets:
     """Hashes every document's n-grams.
 
@@ -67,25 +83,68 @@ def ngram_sets(texts: pa.Array, *, ngram: int = 5) -> NgramSets:
     Returns:
         The sorted set of 64-bit n-gram hashes of each document, in the order given.
     """
+    hashes, offsets = hash_ngrams(hash_tokens(texts), ngram=ngram)
+    return _sorted_sets(hashes, offsets)
+
+
+def hash_tokens(texts: pa.Array) -> Tokens:
+    """Hashes every document's tokens.
+
+    Args:
+        texts: a `string` or `large_string` array without nulls, one document an element.
+    """
+    data, bounds = _text_buffers(texts)
+    long = np.flatnonzero(np.diff(bounds) > PIECE)
+    inner = [np.arange(bounds[i] + PIECE, bounds[i + 1], PIECE) for i in long]
+    cuts = np.unique(np.concatenate([bounds, *inner]))  # also drops the repeated bounds of empty documents
+    blocks: list[NDArray[np.uint64]] = []
+    offsets = np.zeros(len(bounds), dtype=np.int64)
+    begin = num_tokens = 0
+    while begin < len(cuts) - 1:
+        end = max(int(np.searchsorted(cuts, cuts[begin] + _BLOCK, side="right")) - 1, begin + 1)
+        block = data[cuts[begin] : cuts[end]]
+        first, last = _token_bounds(block, cuts[begin:end] - cuts[begin])
+        blocks.append(_hash_spans(block, first, last))
+        inside = slice(*np.searchsorted(bounds, [cuts[begin] + 1, cuts[end] + 1]))
+        offsets[inside] = num_tokens + np.searchsorted(first, bounds[inside] - cuts[begin])
+        num_tokens += len(first)
+        begin = end
+    return Tokens(np.concatenate([*blocks, np.zeros(0, dtype=np.uint64)]), offsets)
+
+
+def token_spans(text: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the tokens of one document begin and end, in bytes of its UTF-8: int64 [tokens] each."""
+    cuts = np.arange(0, len(text), PIECE)
+    first, last = _token_bounds(np.frombuffer(text, dtype=np.uint8), cuts)
+    return first.astype(np.int64), last.astype(np.int64)
+
+
+def hash_ngrams(tokens: Tokens, *, ngram: int) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Hashes every run of n tokens of one document, in order and with repeats.
+
+    Args:
+        tokens: of a batch of documents.
+        ngram: tokens in an n-gram, at least 1. A document of fewer tokens is one n-gram of all it has.
+
+    Returns:
+        uint64 [n-grams] hashes, and int64 [documents + 1] offsets.
+    """
     if ngram < 1:
         raise ValueError(f"ngram = {ngram}: an n-gram has at least one token")
-    data, bounds = _text_buffers(texts)
-    tokens, counts = _token_hashes(data, bounds)
-    # Each document is followed by n - 1 zero tokens, so that every document of at least one token has a window to read.
-    documents = np.repeat(np.arange(len(counts)), counts)
-    padded = np.zeros(len(tokens) + len(counts) * (ngram - 1), dtype=np.uint64)
-    padded[np.arange(len(tokens)) + documents * (ngram - 1)] = tokens
-    num_windows = max(len(padded) - ngram + 1, 0)
-    windows = np.zeros(num_windows, dtype=np.uint64)
-    for position in range(ngram):
-        windows += padded[position : position + num_windows] * np.uint64(_odd(position))
-    mix(windows)
-
+    multipliers = np.array([_odd(position) for position in range(ngram)], dtype=np.uint64)
+    starts, counts = tokens.offsets[:-1], np.diff(tokens.offsets)
+    # Every token begins a window, which its successors fill; those that reach into the next document are dropped.
+    windows = _sums_of_windows(tokens.hashes, multipliers)
+    stays = np.ones(len(windows), dtype=bool)
+    reaching = tokens.offsets[1:][counts > 0][:, None] - np.arange(1, ngram)
+    stays[reaching[reaching >= 0]] = False
+    short = np.flatnonzero((counts > 0) & (counts < ngram))
+    inside = np.arange(ngram) < counts[short, None]
+    places = np.where(inside, starts[short, None] + np.arange(ngram), 0)
+    windows[starts[short]] = (tokens.hashes[places] * multipliers * inside).sum(axis=1, dtype=np.uint64)
+    stays[starts[short]] = True
     num_ngrams = np.where(counts >= ngram, counts - ngram + 1, np.minimum(counts, 1))
-    first_window = np.cumsum(counts + ngram - 1) - (counts + ngram - 1)
-    offsets = np.concatenate([[0], np.cumsum(num_ngrams)])
-    hashes = windows[np.arange(offsets[-1]) + np.repeat(first_window - offsets[:-1], num_ngrams)]
-    return _sorted_sets(hashes, offsets)
+    return mix(windows[stays]), np.concatenate([[0], np.cumsum(num_ngrams)])
 
 
 def jaccard(a: NDArray[np.uint64], b: NDArray[np.uint64]) -> float:
@@ -159,29 +218,22 @@ def _text_buffers(texts: pa.Array) -> tuple[NDArray[np.uint8], NDArray[np.int64]
     return np.frombuffer(data, dtype=np.uint8), bounds
 
 
-def _token_hashes(data: NDArray[np.uint8], bounds: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """The hashes of all tokens, in order, and the number of tokens of each document."""
-    long = np.flatnonzero(np.diff(bounds) > PIECE)
-    inner = [np.arange(bounds[i] + PIECE, bounds[i + 1], PIECE) for i in long]
-    cuts = np.unique(np.concatenate([bounds, *inner]))  # also drops the repeated bounds of empty documents
-    pieces: list[NDArray[np.uint64]] = []
-    starts: list[NDArray[np.int64]] = []
-    begin = 0
-    while begin < len(cuts) - 1:
-        end = int(np.searchsorted(cuts, cuts[begin] + PIECE, side="right")) - 1
-        piece = data[cuts[begin] : cuts[end]]
-        first, last = _token_bounds(piece, cuts[begin:end] - cuts[begin])
-        pieces.append(_hash_spans(piece, first, last))
-        starts.append(first + cuts[begin])
-        begin = end
-    if not pieces:
-        return np.zeros(0, dtype=np.uint64), np.zeros(len(bounds) - 1, dtype=np.int64)
-    tokens_before = np.searchsorted(np.concatenate(starts), bounds)
-    return np.concatenate(pieces), np.diff(tokens_before)
+def _sums_of_windows(tokens: NDArray[np.uint64], multipliers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """For each token the sum of it and its successors, each under the multiplier of its position; none after the last.
+
+    In blocks, so that the passes over them find them in the cache.
+    """
+    sums = np.zeros_like(tokens)
+    for begin in range(0, len(tokens), _BLOCK):
+        block = sums[begin : begin + _BLOCK]
+        for position, multiplier in enumerate(multipliers):
+            part = tokens[begin + position : begin + position + len(block)]
+            block[: len(part)] += part * multiplier
+    return sums
 
 
 def _token_bounds(data: NDArray[np.uint8], cuts: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The starts and ends of the tokens of one piece; a token starts anew at every cut."""
+    """The starts and ends of the tokens of some bytes; a token starts anew at every cut."""
     classes = _byte_tables()[0][data]
     inside = classes != _SEPARATOR
     for lead, length in ((0xC2, 2), (0xE2, 3)):  # a separator of several bytes: its continuation separates as well
