@@ -165,7 +165,26 @@ def test_a_token_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys,
     assert captured.err == f"zephyr: {tmp_path}/tokens: there is no token {token}; they are numbered from 0 to 9\n"
 
 
-COMMANDS = ("run", "explain", "doctor", "normalize", "dedup", "train-tokenizer", "tokenize", "inspect")
+def test_decontaminate_drops_what_an_evaluation_set_holds_and_tells_it(tmp_path, capsys):
+    words = [" ".join(f"w{i}x{j}" for j in range(30)) for i in range(3)]
+    (tmp_path / "raw.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in words))
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"question": words[1]}) + "\n")
+    corpus, out = str(tmp_path / "corpus"), str(tmp_path / "clean")
+    assert main(["normalize", str(tmp_path / "raw.jsonl"), "--out", corpus, "--workers", "1"]) == 0
+    capsys.readouterr()
+    command = ["decontaminate", corpus, "--against", str(tmp_path / "eval.jsonl"), "--out", out, "--workers", "1"]
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kept"]["documents"], told["dropped"]["documents"]) == (2, 1)
+    assert told["evaluations"][0]["num_contaminated"] == 1
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == out
+    assert any(line.split()[-3:] == ["num", "contaminated", "1"] for line in lines)
+    assert main(["decontaminate", corpus, "--against", str(tmp_path / "gone.jsonl"), "--out", out]) == 2
+
+
+COMMANDS = ("run", "explain", "doctor", "normalize", "dedup", "decontaminate", "train-tokenizer", "tokenize", "inspect")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

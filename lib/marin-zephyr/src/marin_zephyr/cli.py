@@ -5,6 +5,7 @@
     zephyr doctor FILE...                finds damage and says where
     zephyr normalize INPUT... --out DIR
     zephyr dedup DIR --out DIR [--fuzzy]
+    zephyr decontaminate DIR --against EVAL... --out DIR
     zephyr train-tokenizer INPUT... --vocab-size N --out FILE
     zephyr tokenize INPUT... --tokenizer T --out DIR
     zephyr inspect STORE [--verify] [--token N]
@@ -54,6 +55,7 @@ def main(argv: list[str] | None = None) -> int:
         "doctor": doctor,
         "normalize": normalize,
         "dedup": dedup,
+        "decontaminate": decontaminate,
         "train-tokenizer": train_tokenizer,
         "tokenize": tokenize,
         "inspect": inspect,
@@ -219,6 +221,50 @@ def dedup(
     return _finish(report, out, json=json)
 
 
+def decontaminate(
+    corpus: Directory,
+    /,
+    *,
+    against: tuple[str, ...],
+    out: str,
+    fields: tuple[str, ...] = (),
+    ngram: int = 13,
+    min_share: float = 0.0,
+    max_documents: int | None = None,
+    workers: int = 2,
+    json: bool = False,
+) -> int:
+    """Drops documents that share word n-grams with evaluation sets; `_contamination/` in the output tells all of them.
+
+    Example: zephyr decontaminate corpus/ --against evals/gsm8k.jsonl evals/mmlu.jsonl --out clean/
+
+    Args:
+        corpus: a corpus directory, as `normalize` writes it.
+        against: evaluation sets: files, directories or globs, one row an item.
+        out: the corpus directory to write.
+        fields: the columns of an item that hold text; by default every string in it.
+        ngram: words in an n-gram.
+        min_share: the share of an item's n-grams that a document must hold; at 0 a single one is enough.
+        max_documents: ignore n-grams that are in more documents than this; by default none.
+        workers: worker processes.
+        json: print the report as JSON.
+    """
+    from marin_zephyr.text import decontaminate
+
+    report = decontaminate(
+        corpus,
+        out,
+        against=against,
+        fields=fields,
+        ngram=ngram,
+        min_share=min_share,
+        max_documents=max_documents,
+        workers=workers,
+        progress=_progress(),
+    )
+    return _finish(report, out, json=json)
+
+
 def train_tokenizer(
     inputs: Positionals, /, *, out: str, vocab_size: int = 8192, text_field: str = "text", json: bool = False
 ) -> int:
@@ -362,11 +408,15 @@ def _print_facts(facts: dict[str, Any], prefix: str = "") -> None:
             case dict():
                 _print_facts(value, f"{name} ")
                 continue
+            case list() | tuple() if any(isinstance(entry, dict) for entry in value):
+                for entry in value:
+                    _print_facts({n: v for n, v in entry.items() if n != "name"}, f"{entry.get('name', name)} ")
+                continue
             case int():
                 shown = f"{value:,}"
             case float():
                 shown = f"{value:,.3f}"
-            case list():
+            case list() | tuple():
                 shown = "; ".join(value) or "none"
             case str() if "\n" in value:
                 shown = jsonlib.dumps(value, ensure_ascii=False)
