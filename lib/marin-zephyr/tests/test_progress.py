@@ -1,7 +1,13 @@
 """Progress: what is said, and that it ends whatever ends the work."""
 
+import contextlib
 import io
 import logging
+import os
+import pty
+import signal
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -106,6 +112,33 @@ def test_a_bar_fits_its_line_and_tells_what_matters_most_first(width, clock):
     shown = [text for text in told if text in last]
     assert shown == list(told[: len(shown)])
     assert len(shown) >= {40: 0, 80: 3, 120: 5}[width]
+
+
+def test_an_interrupt_ends_a_bar_cleanly_and_tells_how_to_go_on(tmp_path):
+    script = tmp_path / "clean.py"
+    script.write_text(
+        "import time\nfrom marin_zephyr import Dataset\n"
+        "def wait(row):\n    time.sleep(60)\n    return row\n"
+        f"dataset = Dataset.from_rows([{{'n': 1}}]).map(wait).write_jsonl({str(tmp_path / 'out')!r})\n"
+    )
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, "-m", "marin_zephyr.cli", "run", str(script), "--workers", "1"]
+    process = subprocess.Popen(command, stderr=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    seen = b""
+    while b"0/1 shards" not in seen:
+        seen += os.read(terminal, 4096)
+    process.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # how a terminal says that nobody holds it any more
+        while piece := os.read(terminal, 4096):
+            seen += piece
+    os.close(terminal)
+    assert process.wait() == 1
+    text = seen.decode()
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    last = "zephyr: interrupted; committed work is kept, the same command goes on from there"
+    assert text.splitlines()[-1].endswith(last)
+    assert "Traceback" not in text
 
 
 def test_stages_are_numbered_and_a_reused_one_keeps_its_number(lines, tmp_path):

@@ -46,7 +46,7 @@ def test_files_that_are_new_gone_or_changed_are_named(again, raw, tmp_path):
     (raw / "b.jsonl").write_text('{"n":1}\n')
     (raw / "d.jsonl").write_text('{"n":1}\n')
     run(tmp_path, Dataset.from_files(raw))
-    assert again() == {"1/1 write": "new: d.jsonl; gone: a.jsonl; changed: b.jsonl"}
+    assert again() == {"write": "new: d.jsonl; gone: a.jsonl; changed: b.jsonl"}
 
 
 def test_many_files_are_counted(again, raw, tmp_path):
@@ -54,7 +54,7 @@ def test_many_files_are_counted(again, raw, tmp_path):
     for i in range(9):
         (raw / f"d{i}.jsonl").write_text('{"n":1}\n')
     run(tmp_path, Dataset.from_files(raw))
-    assert again() == {"1/1 write": "new: d0.jsonl, d1.jsonl, d2.jsonl and 6 more"}
+    assert again() == {"write": "new: d0.jsonl, d1.jsonl, d2.jsonl and 6 more"}
 
 
 @pytest.mark.parametrize(
@@ -79,21 +79,21 @@ def test_a_function_of_the_same_name_and_other_code_is_named(again, raw, tmp_pat
             return {"n": row["n"] + k}
 
         run(tmp_path, Dataset.from_files(raw).map(clean))
-    assert again() == {"1/1 write": "map(clean) is another function now, or reaches other code"}
+    assert again() == {"write": "map(clean) is another function now, or reaches other code"}
 
 
 def test_parameters_are_named(again, raw, tmp_path):
     run(tmp_path, Dataset.from_files(raw))
     run(tmp_path, Dataset.from_files(raw, on_error="skip", with_source=True, shard_bytes=1))
-    assert again() == {"1/1 write": "with_source: False -> True; on_error: raise -> skip"}
+    assert again() == {"write": "with_source: False -> True; on_error: raise -> skip"}
     run(tmp_path, Dataset.from_files(raw, on_error="skip", with_source=True))
-    assert again() == {"1/1 write": "cut into 1 tasks, not 3"}
+    assert again() == {"write": "cut into 1 tasks, not 3"}
     with Session(backend="inline") as session:
         zipped = Dataset.from_files(raw, on_error="skip", with_source=True).write_jsonl(
             tmp_path / "out", compression="gz"
         )
         session.run(zipped)
-    assert again() == {"1/1 write": "compression: None -> gz"}
+    assert again() == {"write": "compression: None -> gz"}
 
 
 def test_a_library_is_named_with_both_versions(again, raw, tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_library_is_named_with_both_versions(again, raw, tmp_path, monkeypatch
     for module in ("planning", "reasons", "fingerprints"):
         monkeypatch.setattr(f"marin_zephyr.{module}.library_versions", lambda: {**versions, "polars": "99.0"})
     run(tmp_path, Dataset.from_files(raw))
-    assert again() == {"1/1 write": f"polars {versions['polars']} -> 99.0"}
+    assert again() == {"write": f"polars {versions['polars']} -> 99.0"}
 
 
 def test_a_lost_part_is_named_and_stages_that_were_not_kept_say_so(again, raw, tmp_path):

@@ -1,6 +1,8 @@
 """Reports: the numbers of a run as a table and as JSON, stragglers and skew by name, and the limit on bad records."""
 
 import json
+import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -194,6 +196,28 @@ def test_a_number_of_bad_records_is_checked_as_tasks_finish(session, raw, tmp_pa
     with pytest.raises(TooManyBadRecordsError, match="2 records were refused"):
         session.run(dataset.write_jsonl(tmp_path / "out"))
     assert set(seen) == {"a"}
+
+
+def test_too_many_bad_records_end_the_tasks_that_still_run(raw, tmp_path):
+    """The second worker waits for ever over its first row, and its first waits until it does."""
+    pipe, note = tmp_path / "pipe", tmp_path / "pid"
+    os.mkfifo(pipe)
+
+    def wait(row):
+        if row["file"] == "a" and row["n"] == 0:
+            pipe.read_text()
+        elif row["file"] == "b":
+            note.write_text(str(os.getpid()))
+            pipe.write_text("it waits")
+            threading.Event().wait()
+        return row
+
+    dataset = Dataset.from_files(raw, on_error="skip", max_bad=1, shard_bytes=1).map(wait)
+    with Session(workers=2) as session:
+        with pytest.raises(TooManyBadRecordsError):
+            session.run(dataset.write_jsonl(tmp_path / "out"))
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(note.read_text()), 0)
 
 
 def test_rows_that_operations_refuse_count_too_also_in_later_stages(session, raw, tmp_path):

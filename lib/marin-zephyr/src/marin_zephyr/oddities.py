@@ -8,11 +8,13 @@ without oddities costs little more than its decompression; lines are looked at o
 from __future__ import annotations
 
 import json
+import mmap
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
@@ -26,7 +28,8 @@ _CRLF = re.compile(rb"\r\n")
 _NUL = re.compile(rb"\0")
 _NUL_ESCAPE = re.compile(rb"\\u0000")
 _NO_NUMBER = re.compile(rb"[:\[,][ \t]*-?(?:NaN|Infinity)")
-_GZIP_MAGIC = b"\x1f\x8b\x08"
+# A member's header: magic, flags, time, and what RFC 1952 knows of levels and systems.
+_GZIP_HEADER = re.compile(rb"\x1f\x8b\x08[\x00-\x1f].{4}[\x00\x02\x04][\x00-\x0d\xff]", re.DOTALL)
 _PIECE = 1 << 16  # a bomb grows a thousandfold
 
 
@@ -44,6 +47,8 @@ class _Kind:
     """One kind of oddity: how to find it, what to say of it."""
 
     text: str
+    needles: tuple[bytes, ...]
+    """A block that holds none of these is not searched: patterns are slow."""
     pattern: re.Pattern[bytes]
     confirm: Callable[[bytes], bool] | None = None
     """If given, lines are counted: those of which it is true."""
@@ -52,6 +57,9 @@ class _Kind:
     offset: int = 0
 
     def look(self, block: Block) -> None:
+        data = b"\n" + block.data if block.data[:1].isspace() else block.data  # a blank line may come first
+        if not any(needle in data for needle in self.needles):
+            return
         end = -1
         for match in self.pattern.finditer(block.data):
             start = match.start()
@@ -91,18 +99,21 @@ def find_oddities(file: InputFile) -> list[Oddity]:
 
 def _kinds(format: str) -> list[_Kind]:
     kinds = [
-        _Kind("line ends of Windows (CRLF), {n} in all; they are left out", _CRLF),
-        _Kind("NUL bytes, {n} in all", _NUL),
+        _Kind("line ends of Windows (CRLF), {n} in all; they are left out", (b"\r\n",), _CRLF),
+        _Kind("NUL bytes, {n} in all", (b"\0",), _NUL),
     ]
     if format in ("jsonl", "json"):
         kinds += [
-            _Kind("NUL characters (\\u0000) in strings, {n} in all; they are kept", _NUL_ESCAPE),
+            _Kind("NUL characters (\\u0000) in strings, {n} in all; they are kept", (b"\\u0000",), _NUL_ESCAPE),
             _Kind(
-                "NaN or infinity, in {n} lines; JSON has no word for them, they are read", _NO_NUMBER, _holds_no_number
+                "NaN or infinity, in {n} lines; JSON has no word for them, they are read",
+                (b"NaN", b"Infinity"),
+                _NO_NUMBER,
+                _holds_no_number,
             ),
         ]
     if format != "json":
-        kinds.append(_Kind("blank lines, {n} in all", _BLANK))
+        kinds.append(_Kind("blank lines, {n} in all", (b"\n\n", b"\n\r", b"\n ", b"\n\t"), _BLANK))
     return kinds
 
 
@@ -129,15 +140,14 @@ def _members(file: InputFile) -> list[Oddity]:
     """Whether a gzip file is several joined: some readers stop after the first."""
     if file.compression != "gz" or "://" in file.url:
         return []
-    count, second, written = 0, 0, 0
-    decoder = None
+    count, second, written, decoder = 0, 0, 0, None
     with Path(file.url).open("rb") as raw:
+        if not file.size or not _has_header_inside(raw):
+            return []
         try:
             while piece := raw.read(_PIECE):
                 while piece:
                     if decoder is None:
-                        if not piece.startswith(_GZIP_MAGIC[: len(piece)]):
-                            break  # padding or garbage; the reader says which
                         decoder, count = zlib.decompressobj(31), count + 1
                         second = written if count == 2 else second
                     written += len(decoder.decompress(piece))
@@ -145,8 +155,14 @@ def _members(file: InputFile) -> list[Oddity]:
                     if decoder.eof:
                         decoder = None
         except zlib.error:
-            pass
+            count -= 1  # what was begun is no member; the reader says what it is
     if count < 2:
         return []
     reason = f"gzip of {count:,} members joined, the second from here on; all are read"
     return [Oddity(line=None, offset=second, reason=reason)]
+
+
+def _has_header_inside(raw: IO[bytes]) -> bool:
+    """Whether something that looks like a member's header stands after the file's own."""
+    with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _GZIP_HEADER.search(data, 1) is not None

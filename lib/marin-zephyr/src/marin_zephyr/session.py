@@ -259,9 +259,10 @@ def _usable_cpus() -> int:
 
 def _label(name: str | None, stage: str, number: int, num_stages: int) -> str:
     """What progress calls a stage: ``clean 2/3 distinct-pick``."""
-    if name is not None and num_stages == 1:
-        return name
-    return f"{'' if name is None else f'{name} '}{number}/{num_stages} {stage.partition('-')[2]}"
+    kind = stage.partition("-")[2]
+    if num_stages == 1:
+        return name or kind
+    return f"{name or ''} {number}/{num_stages} {kind}".lstrip()
 
 
 def _kept_records(stage: Stage) -> dict[int, TaskRecord]:
