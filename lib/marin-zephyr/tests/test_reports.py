@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import threading
 from dataclasses import replace
 
@@ -123,6 +124,21 @@ def test_tasks_of_milliseconds_are_no_stragglers_and_tasks_of_an_earlier_run_hav
     report = summarize(stage, records, ran=[0, 1, 2], seconds=1)
     assert report.timings["stragglers"] == []
     assert report.timings["slowest"]["task"] == 1
+
+
+def test_a_task_whose_worker_died_is_told_as_tried_again(tmp_path):
+    flag = tmp_path / "died"
+
+    def die_once(row):
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return row
+
+    with Session(workers=1) as session:
+        report = session.run(Dataset.from_rows([{"n": 1}]).map(die_once).write_jsonl(tmp_path / "out"))
+    assert report.stages[0].retried == 1
+    assert "  0-write: 1 tasks were tried again: their workers died" in str(report).splitlines()
 
 
 def test_the_skew_of_an_exchange_is_told(session, tmp_path):
