@@ -1,6 +1,12 @@
 """The command, as its users run it."""
 
 import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,7 +36,10 @@ def test_run_prints_a_table_and_last_where_the_result_lies(script, tmp_path, cap
     assert main(["run", f"{script}{name}", "--backend", "inline"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == str(tmp_path / "out")
-    assert "1 records refused" in lines[-2]
+    assert lines[-2] == f"the refused records: {tmp_path / 'out' / 'rejects'}"
+    assert "1 records refused:" in lines
+    assert "  1 x not JSON, as in raw.jsonl, line 2, byte offset 8: not JSON: Expecting value" in "\n".join(lines)
+    assert max(map(len, lines[:3])) <= 80
     assert (tmp_path / "out" / "part-00000.jsonl").read_text() == '{"n": 2}\n'
     assert main(["run", str(script), "--backend", "inline"]) == 0
     assert "nothing to do" in capsys.readouterr().out
@@ -38,14 +47,25 @@ def test_run_prints_a_table_and_last_where_the_result_lies(script, tmp_path, cap
 
 def test_run_with_json_prints_one_document(script, capsys):
     assert main(["run", str(script), "--backend", "inline", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["counters"]["rejected"] == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["counters"]["rejected"] == 1
+    assert told["refused"]["not JSON"]["count"] == 1
+    assert json.loads((script.parent / "out" / "_report.json").read_text()) == told
+
+
+def test_the_report_of_a_run_that_had_nothing_to_do_leaves_the_earlier_one(script, capsys):
+    main(["run", str(script), "--backend", "inline"])
+    before = (script.parent / "out" / "_report.json").read_bytes()
+    assert main(["run", str(script), "--backend", "inline"]) == 0
+    assert (script.parent / "out" / "_report.json").read_bytes() == before
 
 
 def test_explain_shows_the_plan_and_runs_nothing(script, tmp_path, capsys):
     assert main(["explain", str(script)]) == 0
     assert "map(<lambda> at clean.py:3)" in capsys.readouterr().out
     assert main(["explain", str(script), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["plan"][0].startswith("0-write: 1 tasks")
+    (stage,) = json.loads(capsys.readouterr().out)["stages"]
+    assert (stage["name"], stage["tasks"], stage["state"], stage["reads"]["files"]) == ("0-write", 1, "needed", 1)
     assert not (tmp_path / "out").exists()
 
 
@@ -88,8 +108,9 @@ def test_doctor_finds_damage_and_says_where(tmp_path, capsys):
     assert main(["doctor", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "line 2, byte 10: not UTF-8: byte 0xe9 at offset 19" in out
-    assert "column 't' holds int and str" in out
-    assert "b.jsonl: sound, 1 rows" in out
+    assert "line 3, byte 23: column 't' holds integers from here on and strings before" in out
+    assert [line.split()[-3:] for line in out.splitlines() if "b.jsonl" in line] == [["1", "0", "0"]]
+    assert out.splitlines()[-1] == "3 files, 2 of them damaged: 3 faults"
     assert "line 2, byte 10: nested more than 256 deep: 20,001 levels" in out
     assert main(["doctor", str(tmp_path / "b.jsonl"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["num_findings"] == 0
@@ -142,3 +163,124 @@ def test_a_token_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys,
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"zephyr: {tmp_path}/tokens: there is no token {token}; they are numbered from 0 to 9\n"
+
+
+def test_decontaminate_drops_what_an_evaluation_set_holds_and_tells_it(tmp_path, capsys):
+    words = [" ".join(f"w{i}x{j}" for j in range(30)) for i in range(3)]
+    (tmp_path / "raw.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in words))
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"question": words[1]}) + "\n")
+    corpus, out = str(tmp_path / "corpus"), str(tmp_path / "clean")
+    assert main(["normalize", str(tmp_path / "raw.jsonl"), "--out", corpus, "--workers", "1"]) == 0
+    capsys.readouterr()
+    command = ["decontaminate", corpus, "--against", str(tmp_path / "eval.jsonl"), "--out", out, "--workers", "1"]
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kept"]["documents"], told["dropped"]["documents"]) == (2, 1)
+    assert told["evaluations"][0]["num_contaminated"] == 1
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == out
+    assert any(line.split()[-3:] == ["num", "contaminated", "1"] for line in lines)
+    assert main(["decontaminate", corpus, "--against", str(tmp_path / "gone.jsonl"), "--out", out]) == 2
+
+
+COMMANDS = ("run", "explain", "doctor", "normalize", "dedup", "decontaminate", "train-tokenizer", "tokenize", "inspect")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_helps_with_an_example_and_has_json(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command, "--help"])
+    out = capsys.readouterr().out
+    assert caught.value.code == 0
+    assert f"Example: zephyr {command}" in " ".join(out.replace("│", " ").split())
+    assert "--json" in out
+
+
+def test_a_script_without_the_dataset_says_which_it_has(tmp_path, capsys):
+    script = tmp_path / "clean.py"
+    script.write_text("from marin_zephyr import Dataset\nraw = Dataset.from_rows([])\nn = 3\n")
+    for name, told in (("", "has no 'dataset'"), (":n", "'n' is int, no Dataset")):
+        assert main(["explain", f"{script}{name}"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+        assert line.endswith("; it has raw: say which after a colon")
+
+
+@pytest.mark.parametrize("backend", ["inline", "process"])
+def test_a_function_that_fails_shows_the_callers_own_lines_and_no_traceback(tmp_path, capsys, backend):
+    script = tmp_path / "clean.py"
+    script.write_text(
+        "from marin_zephyr import Dataset\n"
+        "def inner(row):\n    return row['nope']\n"
+        "def clean(row):\n    return {'a': inner(row)}\n"
+        f"dataset = Dataset.from_rows([{{'t': 1}}]).map(clean).write_jsonl({str(tmp_path / 'out')!r})\n"
+    )
+    assert main(["run", str(script), "--backend", backend, "--workers", "1"]) == 1
+    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("zephyr:", " "))]
+    assert error[0] == "zephyr: map(clean) failed on the row of {'t': 1}: KeyError: 'nope'"
+    assert [line.strip().removeprefix(f"{script}, ") for line in error[1:]] == ["line 5, in clean", "line 3, in inner"]
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "taken").write_text("a file")
+    script = tmp_path / "clean.py"
+    for out in (tmp_path / "taken", tmp_path / "taken" / "below"):
+        script.write_text(
+            f"from marin_zephyr import Dataset\ndataset = Dataset.from_rows([{{'t': 1}}]).write_jsonl({str(out)!r})\n"
+        )
+        assert main(["run", str(script), "--backend", "inline"]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="mounting a small disk takes root")
+def test_a_full_disk_is_one_line(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this system lets nobody mount")
+    try:
+        script = tmp_path / "clean.py"
+        script.write_text(
+            "from marin_zephyr import Dataset\n"
+            f"dataset = Dataset.from_rows([{{'t': 'x' * 1000}}] * 500).write_jsonl({str(disk / 'out')!r})\n"
+        )
+        command = [sys.executable, "-m", "marin_zephyr.cli", "run", str(script), "--backend", "inline"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == (
+            f"zephyr: {disk}/out: cannot write (No space left on device); "
+            "free some space and run again: committed work is kept"
+        )
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_names_that_are_no_text_work_in_the_plainest_of_locales(tmp_path):
+    raw = os.fsencode(tmp_path) + b"/caf\xe9.jsonl"
+    Path(os.fsdecode(raw)).write_text('{"n": 1}\nbad\n')
+    script = Path(os.fsdecode(os.fsencode(tmp_path) + b"/cl\xe9an.py"))
+    out = str(tmp_path / "out")
+    script.write_text(
+        "import os\nfrom marin_zephyr import Dataset\n"
+        f"raw = os.fsdecode({raw!r})\n"
+        f'dataset = Dataset.from_files(raw, on_error="quarantine").write_jsonl({out!r})\n'
+    )
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii"}
+    for arguments in (["run", script, "--backend", "inline"], ["explain", script], ["doctor", os.fsdecode(raw)]):
+        command = [sys.executable, "-m", "marin_zephyr.cli", *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == (1 if arguments[0] == "doctor" else 0), done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.stdout
+
+
+def test_a_reader_of_the_output_may_go_away(tmp_path):
+    (tmp_path / "a.jsonl").write_text("bad\n" * 10_000)
+    command = f"{shlex.quote(sys.executable)} -m marin_zephyr.cli doctor {shlex.quote(str(tmp_path))} --json | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stdout == "[\n"
+    assert done.stderr == ""

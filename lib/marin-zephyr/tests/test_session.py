@@ -183,6 +183,8 @@ def test_a_run_that_died_while_publishing_is_finished(session, corpus, tmp_path)
 class _StopsAfterTasks:
     """The inline backend, interrupted after the last task and before the commit."""
 
+    num_retries = 0
+
     def run(self, spec, tasks):
         from marin_zephyr.backends.inline import InlineBackend
 

@@ -5,6 +5,7 @@
     zephyr doctor FILE...                finds damage and says where
     zephyr normalize INPUT... --out DIR
     zephyr dedup DIR --out DIR [--fuzzy]
+    zephyr decontaminate DIR --against EVAL... --out DIR
     zephyr train-tokenizer INPUT... --vocab-size N --out FILE
     zephyr tokenize INPUT... --tokenizer T --out DIR
     zephyr inspect STORE [--verify] [--token N]
@@ -16,29 +17,30 @@ document and nothing else. A user's mistake is one line on standard error, never
 from __future__ import annotations
 
 import dataclasses
+import io
 import json as jsonlib
 import logging
-import runpy
+import os
+import re
 import sys
+import sysconfig
 import traceback
-import warnings
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
-from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import UsageError, UserCodeError, ZephyrError
 from marin_zephyr.progress import BarProgress, LogProgress, Progress
-from marin_zephyr.session import RunReport, Session
+from marin_zephyr.reports import REPORT, RunReport
+from marin_zephyr.scripts import load
+from marin_zephyr.session import Session
 
-if TYPE_CHECKING:
-    from marin_zephyr.doctor import Diagnosis
-
-_SHOWN_FINDINGS = 20
+_ROW_COUNTERS = ("rows_in", "rows_out", "filtered", "rejected", "consumed", "produced")
 _SHOWN_CHARACTERS = 300
+_SHOWN_FRAMES = 5
+_PACKAGE = os.path.dirname(__file__)  # noqa: PTH120  compared with the file names of frames
 
 Positionals = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
 Script = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py[:NAME]")]
@@ -53,10 +55,14 @@ def main(argv: list[str] | None = None) -> int:
         "doctor": doctor,
         "normalize": normalize,
         "dedup": dedup,
+        "decontaminate": decontaminate,
         "train-tokenizer": train_tokenizer,
         "tokenize": tokenize,
         "inspect": inspect,
     }
+    for stream in (sys.stdout, sys.stderr):  # a file's name need not be text, nor a terminal know UTF-8
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         with _log_on_stderr():
             return tyro.extras.subcommand_cli_from_dict(
@@ -67,9 +73,12 @@ def main(argv: list[str] | None = None) -> int:
             )
     except ZephyrError as e:
         print(f"zephyr: {e}", file=sys.stderr)
-        for note in getattr(e, "__notes__", ()):
-            print(note.rstrip(), file=sys.stderr)
+        for frame in _callers_frames(e):
+            print(f"  {frame}", file=sys.stderr)
         return e.exit_code
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("zephyr: interrupted; committed work is kept, the same command goes on from there", file=sys.stderr)
         return 1
@@ -84,7 +93,7 @@ def run(
     work_dir: str | None = None,
     json: bool = False,
 ) -> int:
-    """Runs a dataset that ends in a write.
+    """Runs a dataset that ends in a write, and leaves a report of it beside the parts, in `_report.json`.
 
     Example: zephyr run clean.py:dataset --workers 2
 
@@ -95,9 +104,13 @@ def run(
         work_dir: where intermediate stages are kept for later runs.
         json: print the report as JSON.
     """
-    dataset, name = _load(script)
+    dataset, name = load(script)
     with Session(backend=backend, workers=workers, work_dir=work_dir, progress=_progress()) as session:
         report = session.run(dataset, name=name)
+    if report.files:
+        out = report.files[0].parent
+        if report.executed or not (out / REPORT).exists():
+            report.save(out)
     if json:
         _print_json(report.to_json())
     else:
@@ -105,22 +118,24 @@ def run(
     return 0
 
 
-def explain(script: Script, /, *, json: bool = False) -> int:
-    """Shows the fused plan of a dataset: stages, tasks, operations. Runs nothing.
+def explain(script: Script, /, *, work_dir: str | None = None, json: bool = False) -> int:
+    """Shows the fused plan of a dataset: what is read, done, exchanged and written, what is done already, and why the
+    rest would run. Runs nothing.
 
     Example: zephyr explain clean.py
 
     Args:
         script: a Python file and a name in it (by default `dataset`).
-        json: print the plan's lines as JSON.
+        work_dir: where earlier runs kept intermediate stages.
+        json: print the plan as JSON.
     """
-    dataset, _ = _load(script)
-    with Session(backend="inline") as session:
-        plan = session.explain(dataset)
+    dataset, _ = load(script)
+    with Session(backend="inline", work_dir=work_dir) as session:
+        explanation = session.explanation(dataset)
     if json:
-        _print_json({"plan": plan.splitlines()})
+        _print_json(explanation.to_json())
     else:
-        print(plan)
+        print(explanation)
     return 0
 
 
@@ -134,14 +149,13 @@ def doctor(files: Positionals, /, *, format: str | None = None, json: bool = Fal
         format: jsonl, json, parquet, csv or text; by default told from the names.
         json: print the diagnoses as JSON.
     """
-    from marin_zephyr.doctor import examine, is_sound
+    from marin_zephyr.doctor import examine, is_sound, tell
 
     diagnoses = examine(list(files), format=format)
     if json:
         _print_json([dataclasses.asdict(d) for d in diagnoses])
     else:
-        for diagnosis in diagnoses:
-            _print_diagnosis(diagnosis)
+        print(tell(diagnoses))
     return 0 if is_sound(diagnoses) else 1
 
 
@@ -204,6 +218,50 @@ def dedup(
         report: Any = fuzzy_dedup(corpus, out, threshold=threshold, workers=workers, progress=_progress())
     else:
         report = exact_dedup(corpus, out, workers=workers, progress=_progress())
+    return _finish(report, out, json=json)
+
+
+def decontaminate(
+    corpus: Directory,
+    /,
+    *,
+    against: tuple[str, ...],
+    out: str,
+    fields: tuple[str, ...] = (),
+    ngram: int = 13,
+    min_share: float = 0.0,
+    max_documents: int | None = None,
+    workers: int = 2,
+    json: bool = False,
+) -> int:
+    """Drops documents that share word n-grams with evaluation sets; `_contamination/` in the output tells all of them.
+
+    Example: zephyr decontaminate corpus/ --against evals/gsm8k.jsonl evals/mmlu.jsonl --out clean/
+
+    Args:
+        corpus: a corpus directory, as `normalize` writes it.
+        against: evaluation sets: files, directories or globs, one row an item.
+        out: the corpus directory to write.
+        fields: the columns of an item that hold text; by default every string in it.
+        ngram: words in an n-gram.
+        min_share: the share of an item's n-grams that a document must hold; at 0 a single one is enough.
+        max_documents: ignore n-grams that are in more documents than this; by default none.
+        workers: worker processes.
+        json: print the report as JSON.
+    """
+    from marin_zephyr.text import decontaminate
+
+    report = decontaminate(
+        corpus,
+        out,
+        against=against,
+        fields=fields,
+        ngram=ngram,
+        min_share=min_share,
+        max_documents=max_documents,
+        workers=workers,
+        progress=_progress(),
+    )
     return _finish(report, out, json=json)
 
 
@@ -284,49 +342,40 @@ def inspect(store: Directory, /, *, verify: bool = False, token: int | None = No
     return 1 if facts.get("damage") else 0
 
 
-def _load(script: str) -> tuple[Dataset, str]:
-    """The dataset that ``file.py:name`` names, and a short name for it."""
-    file, _, name = script.partition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise UsageError(f"{file}: no such file; give a Python file, such as clean.py or clean.py:dataset")
-    _check_python(path)
-    sys.path.insert(0, str(path.parent.absolute()))
-    try:
-        value = runpy.run_path(str(path), run_name="__zephyr__").get(name or "dataset")
-        if callable(value):
-            value = value()
-    except ZephyrError:
-        raise
-    except Exception as e:
-        lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == str(path)]
-        place = f", line {lines[-1]}" if lines else ""
-        raise UserCodeError(f"{file}{place}: {type(e).__name__}: {e}") from e
-    if not isinstance(value, Dataset):
-        raise UsageError(f"{file}: {name or 'dataset'!r} is no Dataset and no function that returns one")
-    return value, path.stem
-
-
-def _check_python(path: Path) -> None:
-    try:
-        with warnings.catch_warnings(action="ignore"):  # running it will warn
-            compile(path.read_bytes(), str(path), "exec")
-    except SyntaxError as e:
-        place = "" if e.lineno is None else f", line {e.lineno}"
-        raise UsageError(f"{path}{place}: not Python: {e.msg}") from e
-    except (ValueError, RecursionError, MemoryError) as e:
-        raise UsageError(f"{path}: not Python: {e or type(e).__name__}") from e
-    except OSError as e:
-        raise UsageError(f"{path}: cannot be read: {e.strerror or e}") from e
-
-
 def _progress() -> Progress:
-    return BarProgress() if sys.stderr.isatty() else LogProgress()
+    is_capable = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+    return BarProgress() if is_capable else LogProgress()
+
+
+def _callers_frames(error: ZephyrError) -> list[str]:
+    """Where in the caller's own code a function of theirs failed, innermost last; a worker sends it as a note."""
+    if not isinstance(error, UserCodeError):
+        return []
+    cause = error.__cause__
+    places = (
+        [] if cause is None else [(f.filename, f.lineno, f.name) for f in traceback.extract_tb(cause.__traceback__)]
+    )
+    for note in getattr(error, "__notes__", ()):
+        places += re.findall(r'^  File "(.+)", line (\d+), in (.+)$', note, re.MULTILINE)
+    foreign = (_PACKAGE, sysconfig.get_paths()["stdlib"], "<frozen")
+    # A function that went to a worker by value has lost its file.
+    places = [("" if file == "<dynamic-code>" else f"{file}, ", line, name) for file, line, name in places]
+    own = [(f"{file}line {line}", name) for file, line, name in places if not file.startswith(foreign)]
+    told = [f"{place}, in {name}" for place, name in own if place not in str(error) and "site-packages" not in place]
+    return told[-_SHOWN_FRAMES:]
+
+
+class _CurrentStderr(logging.StreamHandler):
+    """Writes to what `sys.stderr` is at the moment: while a bar is drawn, lines go above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 @contextmanager
 def _log_on_stderr() -> Generator[None]:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _CurrentStderr()
     handler.setFormatter(logging.Formatter("%(message)s"))
     log = logging.getLogger("marin_zephyr")
     log.addHandler(handler)
@@ -359,11 +408,15 @@ def _print_facts(facts: dict[str, Any], prefix: str = "") -> None:
             case dict():
                 _print_facts(value, f"{name} ")
                 continue
+            case list() | tuple() if any(isinstance(entry, dict) for entry in value):
+                for entry in value:
+                    _print_facts({n: v for n, v in entry.items() if n != "name"}, f"{entry.get('name', name)} ")
+                continue
             case int():
                 shown = f"{value:,}"
             case float():
                 shown = f"{value:,.3f}"
-            case list():
+            case list() | tuple():
                 shown = "; ".join(value) or "none"
             case str() if "\n" in value:
                 shown = jsonlib.dumps(value, ensure_ascii=False)
@@ -372,33 +425,15 @@ def _print_facts(facts: dict[str, Any], prefix: str = "") -> None:
         print(f"{name:<24} {shown}")
 
 
-def _print_diagnosis(d: Diagnosis) -> None:
-    columns = ", ".join(f"{name}: {kind}" for name, kind in d.columns.items())
-    state = f"{d.num_findings:,} fault(s)" if d.num_findings else "sound"
-    print(f"{d.file}: {state}, {d.rows:,} rows ({columns})")
-    for finding in d.findings[:_SHOWN_FINDINGS]:
-        line = "" if finding.line is None else f"line {finding.line:,}, "
-        place = "" if finding.offset is None else f"{line}byte {finding.offset:,}: "
-        print(f"  {place}{finding.reason}")
-    if d.num_findings > _SHOWN_FINDINGS:
-        print(f"  and {d.num_findings - _SHOWN_FINDINGS:,} more (--json shows up to a thousand)")
-
-
 def _print_report(report: RunReport) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("stage", "tasks", "ran", "rows in", "rows out", "filtered", "rejected", "seconds", box=None)
-    for stage in report.stages:
-        numbers = [stage.rows_in, stage.rows_out, stage.total("filtered"), stage.total("rejected")]
-        table.add_row(
-            stage.name, str(stage.num_tasks), str(stage.executed), *(f"{n:,}" for n in numbers), f"{stage.seconds:.1f}"
-        )
-    Console().print(table)
+    print(report)
+    for name, n in report.counters.items():
+        if name not in _ROW_COUNTERS:
+            print(f"  {name}: {n:,}")
     if not report.executed:
         print("nothing to do: everything was committed by an earlier run")
     if report.rejects:
-        print(f"{report.counters['rejected']:,} records refused: {report.rejects[0].parent}")
+        print(f"the refused records: {report.rejects[0].parent}")
     print(report.files[0].parent if report.files else "no files")
 
 

@@ -63,6 +63,7 @@ class Dataset:
         *,
         format: str | None = None,
         on_error: OnError = "raise",
+        max_bad: float | None = None,
         unit: Literal["line", "file"] = "line",
         with_source: bool = False,
         root: str | Path | None = None,
@@ -79,6 +80,8 @@ class Dataset:
                 (``.jsonl.zst``: a zstandard file of JSON lines). Anything else, such as ``.py``, wants ``text`` said.
             on_error: what becomes of a record that cannot be read: ``raise`` names file, line and byte offset;
                 ``skip`` counts it; ``quarantine`` keeps it under the sink's ``rejects/`` with the reason.
+            max_bad: how many records of one stage may be refused before the run fails: a number of them (100), which is
+                checked as tasks finish, or below 1 a share (0.01), which is checked before anything is published.
             unit: for text: one row a ``line`` or one row a ``file``, in the column ``text``.
             with_source: adds ``source`` (file name relative to ``root``), ``source_row`` (line or row, from 1) and
                 ``source_offset`` (byte offset in the uncompressed file; null where the format has none).
@@ -92,6 +95,7 @@ class Dataset:
         """
         _check("on_error", on_error, ("raise", "skip", "quarantine"))
         _check("unit", unit, ("line", "file"))
+        max_bad = _limit(max_bad, on_error)
         if format is not None:
             _check("format", format, FORMATS)
         patterns = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
@@ -106,6 +110,7 @@ class Dataset:
                 inputs=tuple(str(p) for p in patterns),
                 format=format,
                 on_error=on_error,
+                max_bad=max_bad,
                 root=None if root is None else str(root),
                 shard_bytes=shard_bytes,
                 options=ReadOptions(
@@ -360,6 +365,19 @@ def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise UsageError(f"{name!r} must be the name of a column")
     return names
+
+
+def _limit(max_bad: float | None, on_error: OnError) -> float | None:
+    """``max_bad`` as an int, a float below 1, or None."""
+    if max_bad is None:
+        return None
+    if on_error == "raise":
+        raise UsageError(f'from_files: max_bad={max_bad} says nothing beside on_error="raise"; skip or quarantine')
+    if 0 < max_bad < 1:
+        return float(max_bad)
+    if not (max_bad >= 0 and float(max_bad).is_integer()):
+        raise UsageError(f"from_files: max_bad={max_bad} is neither a number of records nor a share such as 0.01")
+    return int(max_bad)
 
 
 def _function(operation: str, fn: Any) -> Any:

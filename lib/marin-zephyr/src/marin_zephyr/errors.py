@@ -9,6 +9,7 @@
     ├── TokenStoreError             exit 2   a token store that is absent, damaged or of other inputs
     ├── InputError                  exit 2   inputs that are missing, empty or of no known format
     │   ├── BadRecordError                   one record cannot be read: file, line, byte offset, reason
+    │   ├── TooManyBadRecordsError           more records were refused than max_bad allows: how many, of which kinds
     │   └── TruncatedFileError               a compressed file ends before its end
     ├── SchemaError                 exit 2   one column holds two types, or no row has the column
     ├── OutputError                 exit 2   the output directory is not ours, not writable, or out of space
@@ -60,6 +61,10 @@ class InputError(ZephyrError):
 
 class BadRecordError(InputError):
     """One record cannot be read. The message holds file, line, byte offset and reason."""
+
+
+class TooManyBadRecordsError(InputError):
+    """More records of one stage were refused than ``max_bad`` allows. The message counts them by kind."""
 
 
 class TruncatedFileError(InputError):

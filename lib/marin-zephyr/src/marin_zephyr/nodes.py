@@ -55,6 +55,7 @@ class FileSource:
     inputs: tuple[str, ...]
     format: str | None
     on_error: OnError
+    max_bad: float | None = None
     root: str | None
     shard_bytes: int | None
     options: ReadOptions

@@ -78,6 +78,7 @@ class Open:
         origin: the fingerprint of what the inputs hold.
         weight: estimated bytes of all inputs.
         on_error: what becomes of bad records and refused rows.
+        max_bad: how many of them the stage bears.
         ops: the chain of operations.
     """
 
@@ -85,6 +86,7 @@ class Open:
     origin: str
     weight: int
     on_error: OnError
+    max_bad: float | None = None
     ops: tuple[StageOp, ...] = ()
 
 
@@ -143,7 +145,14 @@ class Builder:
             on_error=stage.on_error,
             home=home,
         )
-        closed = Stage(spec=spec, inputs=inputs, ingredients=ingredients, fingerprint=digest, internal=internal)
+        closed = Stage(
+            spec=spec,
+            inputs=inputs,
+            ingredients=ingredients,
+            fingerprint=digest,
+            internal=internal,
+            max_bad=stage.max_bad,
+        )
         self.stages.append(closed)
         return closed
 
@@ -175,6 +184,7 @@ def _open_files(source: FileSource) -> Open:
         origin=fingerprint(([[f.identity for f in group] for group in groups], source.options)),
         weight=sum(f.weight for f in files),
         on_error=source.on_error,
+        max_bad=source.max_bad,
     )
 
 

@@ -3,7 +3,9 @@
 A library does not print. `LogProgress` is the default: it logs at INFO to ``marin_zephyr.progress``, so that silence is
 the caller's choice. `BarProgress` draws a bar on a terminal, and is what the ``zephyr`` command uses there.
 
-What is counted has two sizes: steps, of which there may be a known total (shards, documents), and items (rows, tokens).
+What is counted has three sizes: steps, of which there may be a known total (shards, documents), items (rows, tokens)
+and bytes of input. How much is left is told by bytes where they are known: shards are seldom of one size, and bytes
+are what takes time.
 """
 
 from __future__ import annotations
@@ -12,15 +14,29 @@ import logging
 import time
 from typing import Any, Protocol
 
+from marin_zephyr.quantities import cut, shown_bytes, shown_duration
+
 _log = logging.getLogger("marin_zephyr.progress")
 _LOG_SECONDS = 2.0
 _BAR_SECONDS = 0.1
+_BAR_WIDTH = 12
+_MARGIN = 4  # a terminal that echoes ^C at the end of a full line would leave a copy of it
 
 
 class Progress(Protocol):
     """Is told how one piece of work after the other goes. Calls come from one thread: start, advance..., finish."""
 
-    def start(self, name: str, *, steps: str, items: str, total: int | None, done: int = 0) -> None:
+    def start(
+        self,
+        name: str,
+        *,
+        steps: str,
+        items: str,
+        total: int | None,
+        done: int = 0,
+        num_bytes: int = 0,
+        done_bytes: int = 0,
+    ) -> None:
         """Work begins.
 
         Args:
@@ -29,11 +45,20 @@ class Progress(Protocol):
             items: what the steps are made of, in the plural.
             total: how many steps there are, if that is known.
             done: how many of them an earlier run has done.
+            num_bytes: bytes of input in all, as far as they are known; 0 if not.
+            done_bytes: how many of them an earlier run has done.
         """
         ...
 
-    def advance(self, *, items: int, rejected: int = 0) -> None:
-        """One more step is done; it was of so many items, of which some were refused."""
+    def advance(self, *, items: int, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
+        """One more step is done.
+
+        Args:
+            items: how many it was made of.
+            rejected: how many of these were refused.
+            num_bytes: its bytes of input.
+            retried: how many steps had to be tried again since the last call.
+        """
         ...
 
     def finish(self) -> None:
@@ -44,35 +69,72 @@ class Progress(Protocol):
 class _Counts:
     """The counts, and when they were last shown."""
 
-    def start(self, name: str, *, steps: str, items: str, total: int | None, done: int = 0) -> None:
+    def start(
+        self,
+        name: str,
+        *,
+        steps: str,
+        items: str,
+        total: int | None,
+        done: int = 0,
+        num_bytes: int = 0,
+        done_bytes: int = 0,
+    ) -> None:
         """Starts from nothing."""
         self._name, self._steps, self._items_name = name, steps, items
-        self._total, self._done, self._items, self._rejected = total, done, 0, 0
+        self._total, self._done, self._items, self._rejected, self._retried = total, done, 0, 0, 0
+        self._num_bytes, self._bytes, self._earlier = num_bytes, done_bytes, (done, done_bytes)
         self._began = self._shown = time.monotonic()
 
-    def _count(self, items: int, *, rejected: int, every: float) -> bool:
+    def _count(self, items: int, *, rejected: int, num_bytes: int, retried: int, every: float) -> bool:
         """Counts a step; whether it is time to show the counts again."""
         self._done += 1
         self._items += items
         self._rejected += rejected
+        self._bytes += num_bytes
+        self._retried += retried
         now = time.monotonic()
         is_due = now - self._shown >= every
         if is_due:
             self._shown = now
         return is_due
 
-    def _speed(self) -> str:
-        rate = self._items / max(1e-3, time.monotonic() - self._began)
-        refused = f"{self._rejected:,} rejected, " if self._rejected else ""
-        return f"{self._items:,} {self._items_name}, {refused}{rate:,.0f} {self._items_name}/s"
+    @property
+    def _elapsed(self) -> float:
+        return max(1e-3, time.monotonic() - self._began)
+
+    def _steps_done(self) -> str:
+        return f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
+
+    def _rates(self) -> list[str]:
+        """Items a second, and bytes where they are known."""
+        rates = [f"{self._items / self._elapsed:,.0f} {self._items_name}/s"] if self._items else []
+        if read := self._bytes - self._earlier[1]:
+            rates.append(f"{shown_bytes(read / self._elapsed)}/s")
+        return rates
+
+    def _trouble(self) -> list[str]:
+        counts = ((self._rejected, "rejected"), (self._retried, "retried"))
+        return [f"{n:,} {what}" for n, what in counts if n]
+
+    def _left(self) -> list[str]:
+        """How long the rest will take if it goes as the work of this run went, by bytes or else by steps."""
+        if self._total is None or self._done >= self._total:
+            return []
+        whole, now, earlier = self._total, self._done, self._earlier[0]
+        if self._num_bytes:
+            whole, now, earlier = self._num_bytes, self._bytes, self._earlier[1]
+        if now <= earlier:
+            return []
+        return [f"{shown_duration(self._elapsed * max(0, whole - now) / (now - earlier))} left"]
 
 
 class LogProgress(_Counts):
     """``normalize: 7/14 shards, 21,000 rows, 3 rejected, 9,800 rows/s`` every two seconds, and at the end."""
 
-    def advance(self, *, items: int, rejected: int = 0) -> None:
+    def advance(self, *, items: int, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
         """Speaks if two seconds have gone since it last did."""
-        if self._count(items, rejected=rejected, every=_LOG_SECONDS):
+        if self._count(items, rejected=rejected, num_bytes=num_bytes, retried=retried, every=_LOG_SECONDS):
             self._speak()
 
     def finish(self) -> None:
@@ -80,36 +142,50 @@ class LogProgress(_Counts):
         self._speak()
 
     def _speak(self) -> None:
-        done = f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
-        _log.info("%s: %s %s, %s", self._name, done, self._steps, self._speed())
+        counts = [f"{self._steps_done()} {self._steps}", f"{self._items:,} {self._items_name}"]
+        told = [*counts, *self._trouble(), *self._rates(), *self._left()]
+        _log.info("%s: %s", self._name, ", ".join(told))
 
 
 class BarProgress(_Counts):
-    """A bar with steps, items and items/s, on standard error."""
+    """A bar with steps, time left, trouble and rates, on standard error: as much of that as fits the line."""
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
         self._bar: Any = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=_BAR_WIDTH),
+            TextColumn("{task.fields[told]}", markup=False),
             console=Console(stderr=True),
         )
 
-    def start(self, name: str, *, steps: str, items: str, total: int | None, done: int = 0) -> None:
+    def start(
+        self,
+        name: str,
+        *,
+        steps: str,
+        items: str,
+        total: int | None,
+        done: int = 0,
+        num_bytes: int = 0,
+        done_bytes: int = 0,
+    ) -> None:
         """A new bar under the earlier ones."""
-        super().start(name, steps=steps, items=items, total=total, done=done)
+        super().start(
+            name, steps=steps, items=items, total=total, done=done, num_bytes=num_bytes, done_bytes=done_bytes
+        )
+        shown = cut(name, self._bar.console.width // 3)
         self._bar.start()
-        self._task = self._bar.add_task(f"{name}, {steps}", total=total, completed=done, speed="")
+        self._task = self._bar.add_task(shown, total=num_bytes or total, told="")
+        self._room = self._bar.console.width - len(shown) - _BAR_WIDTH - 2 - _MARGIN
+        self._draw()
 
-    def advance(self, *, items: int, rejected: int = 0) -> None:
+    def advance(self, *, items: int, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
         """One step further; drawn ten times a second at most."""
-        if self._count(items, rejected=rejected, every=_BAR_SECONDS):
+        if self._count(items, rejected=rejected, num_bytes=num_bytes, retried=retried, every=_BAR_SECONDS):
             self._draw()
 
     def finish(self) -> None:
@@ -118,4 +194,9 @@ class BarProgress(_Counts):
         self._bar.stop()
 
     def _draw(self) -> None:
-        self._bar.update(self._task, completed=self._done, speed=self._speed())
+        told = f"{self._steps_done()} {self._steps}"
+        for part in (*self._left(), *self._trouble(), *self._rates()):
+            if len(told) + len(part) + 2 > self._room:
+                break
+            told += f", {part}"
+        self._bar.update(self._task, completed=self._bytes if self._num_bytes else self._done, told=told)

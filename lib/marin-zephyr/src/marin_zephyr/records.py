@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from marin_zephyr.counters import Refused
 from marin_zephyr.durability import replace_file
 
 
@@ -51,6 +52,10 @@ class TaskRecord:
     """Frequent keys of what the task sends through an exchange: digest, example, count (at least)."""
     clashes: dict[str, bool] = field(default_factory=dict)
     """Columns of a small right side of a join, and whether the left has them, too."""
+    refused: Refused = field(default_factory=dict)
+    """What was refused, by the kind of reason."""
+    seconds: float = 0.0
+    """How long the task took. It differs from run to run and enters no manifest."""
 
     @property
     def rows_in(self) -> int:

@@ -15,55 +15,28 @@ import tempfile
 import time
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import NAMES, Backend, make_backend
 from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, format_bytes, parse_memory
+from marin_zephyr.counters import Refused, check_limit, merge_refused
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
 from marin_zephyr.formats.files import SINK_MANIFEST
 from marin_zephyr.nodes import Sink
 from marin_zephyr.progress import LogProgress, Progress
+from marin_zephyr.reports import RunReport, StageReport, input_bytes, summarize
 
 if TYPE_CHECKING:
+    from marin_zephyr.explaining import Explanation
     from marin_zephyr.planning import Plan
     from marin_zephyr.records import TaskRecord
-    from marin_zephyr.specs import Stage
-    from marin_zephyr.stages import StageReport
-
+    from marin_zephyr.specs import Stage, TaskInput
 
 _log = logging.getLogger(__name__)
 _HOT_ROWS = 100_000  # below, a hot key is the work of a moment
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunReport:
-    """What a run did."""
-
-    files: tuple[Path, ...]
-    """The part files, in order."""
-    rejects: tuple[Path, ...]
-    """Files of refused records; empty unless ``on_error="quarantine"`` and something was refused."""
-    counters: dict[str, int]
-    """``rows_in``, ``rows_out``, ``filtered``, ``rejected``, ``consumed``, ``produced``, and the caller's own."""
-    stages: tuple[StageReport, ...]
-    """Every stage, with the counts of each operation."""
-    executed: int
-    """Tasks that ran; 0 if everything was committed before."""
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
-        from dataclasses import asdict
-
-        return {
-            **asdict(self),
-            "files": [str(p) for p in self.files],
-            "rejects": [str(p) for p in self.rejects],
-            "stages": [asdict(s) for s in self.stages],
-        }
 
 
 class Session:
@@ -135,10 +108,11 @@ class Session:
             raise UsageError(
                 "run: the dataset ends in no write; add .write_parquet(path), or use session.rows or .count"
             )
-        began = time.monotonic()
+        began, when = time.monotonic(), datetime.now(UTC)
         plan = self._plan(dataset)
         reports = self._execute(plan, name)
         last = reports[-1]
+        from marin_zephyr.fingerprints import library_versions
         from marin_zephyr.stages import directory
 
         out = directory(plan.stages[-1])
@@ -151,6 +125,8 @@ class Session:
             stages=tuple(reports),
             executed=sum(r.executed for r in reports),
             seconds=time.monotonic() - began,
+            began=when.isoformat(timespec="seconds"),
+            libraries=library_versions(),
         )
 
     def rows(self, dataset: Dataset) -> Iterator[dict[str, Any]]:
@@ -173,7 +149,15 @@ class Session:
         return self._execute(self._plan(dataset, output=Counted()), None)[-1].rows_out
 
     def explain(self, dataset: Dataset) -> str:
-        """The fused plan as text: stages, tasks, operations, outputs. Runs nothing."""
+        """The fused plan as text: what each stage reads, does, exchanges and writes, and what a run would do."""
+        return str(self.explanation(dataset))
+
+    def explanation(self, dataset: Dataset) -> Explanation:
+        """The fused plan, of which `explain` is the text. Runs nothing.
+
+        Args:
+            dataset: with or without a sink.
+        """
         from marin_zephyr.explaining import explain
         from marin_zephyr.outputs import Kept
 
@@ -190,48 +174,82 @@ class Session:
 
     def _execute(self, plan: Plan, name: str | None) -> list[StageReport]:
         """Runs the stages that are not committed. A committed last stage makes all others superfluous."""
-        from marin_zephyr.stages import committed
+        from marin_zephyr.reasons import why
+        from marin_zephyr.stages import committed, manifest_path
 
         known = committed(plan.stages[-1])
         if known is not None and len(known) == len(plan.stages):
+            for stage, report in zip(plan.stages, known, strict=True):
+                check_limit(stage, report.refused, report.rows_in)
             return list(known)
         reports: list[StageReport] = []
-        for stage in plan.stages:
+        for number, stage in enumerate(plan.stages, 1):
             before = committed(stage) if stage is not plan.stages[-1] else None
             if before is not None:
+                check_limit(stage, before[0].refused, before[0].rows_in)
                 reports.append(before[0])
                 continue
-            earlier = list(zip(plan.stages, reports, strict=False))
-            label = stage.spec.name if name is None else f"{name} {stage.spec.name}" if len(plan.stages) > 1 else name
-            reports.append(self._run_stage(stage, earlier, label))
+            label = _label(name, stage.spec.name, number, len(plan.stages))
+            if reasons := why(stage, sink=manifest_path(plan.stages[-1])):
+                _log.info("%s: runs again: %s", label, "; ".join(reasons))
+            reports.append(self._run_stage(stage, list(zip(plan.stages, reports, strict=False)), label))
         return reports
 
     def _run_stage(self, stage: Stage, earlier: list[tuple[Stage, StageReport]], name: str) -> StageReport:
-        from marin_zephyr.records import TaskRecord
         from marin_zephyr.schemas import settle
-        from marin_zephyr.stages import commit, directory, opened, summarize
+        from marin_zephyr.stages import check_columns, commit, opened
 
         began = time.monotonic()
         with opened(stage):
-            places = (stage.spec.home, directory(stage))
-            records: dict[int, TaskRecord] = {}
-            for index in range(len(stage.inputs)):
-                record = TaskRecord.load(stage.spec.home, index)
-                if record is not None and all(any(f.is_in(p) for p in places) for f in record.files):
-                    records[index] = record
+            records = _kept_records(stage)
             todo = [(i, task_input) for i, task_input in enumerate(stage.inputs) if i not in records]
-            self._progress.start(name, steps="shards", items="rows", total=len(stage.inputs), done=len(records))
-            try:
-                for record in self._running_backend().run(stage.spec, todo) if todo else ():
-                    records[record.index] = record
-                    self._progress.advance(items=record.rows_in, rejected=record.rejects)
-            finally:
-                self._progress.finish()
+            retried = self._run_tasks(stage, todo, records, name)
             ordered = settle(stage, [records[i] for i in range(len(stage.inputs))])
-            report = summarize(stage, ordered, executed=len(todo), seconds=time.monotonic() - began)
+            check_columns(stage, ordered)
+            ran, seconds = [i for i, _ in todo], time.monotonic() - began
+            report = summarize(stage, ordered, ran=ran, seconds=seconds, retried=retried)
+            check_limit(stage, report.refused, report.rows_in)
             commit(stage, report, earlier=earlier)
         _warn_of_skew(report)
         return report
+
+    def _run_tasks(
+        self, stage: Stage, todo: list[tuple[int, TaskInput]], records: dict[int, TaskRecord], name: str
+    ) -> int:
+        """Runs the tasks and adds their records; how many had to be tried again."""
+        sizes = list(map(input_bytes, stage.inputs))
+        refused: Refused = {}
+        for record in records.values():
+            merge_refused(refused, record.refused)
+        self._progress.start(
+            name,
+            steps="shards",
+            items="rows",
+            total=len(sizes),
+            done=len(records),
+            num_bytes=sum(sizes),
+            done_bytes=sum(sizes[i] for i in records),
+        )
+        retried = 0
+        try:
+            if not todo:
+                return 0
+            backend = self._running_backend()
+            outcomes, retries = backend.run(stage.spec, todo), backend.num_retries
+            try:
+                for record in outcomes:
+                    records[record.index] = record
+                    merge_refused(refused, record.refused)
+                    news, retried = backend.num_retries - retries - retried, backend.num_retries - retries
+                    self._progress.advance(
+                        items=record.rows_in, rejected=record.rejects, num_bytes=sizes[record.index], retried=news
+                    )
+                    check_limit(stage, refused, None)
+            finally:
+                outcomes.close()  # ends the tasks that still run, before anyone hears of a failure
+        finally:
+            self._progress.finish()
+        return retried
 
     def _work_dir(self) -> Path:
         if self._given_dir is not None:
@@ -255,7 +273,7 @@ def _usable_cpus() -> int:
 
 
 def _warn_of_skew(report: StageReport) -> None:
-    hot = [f"{entry['key']} ({entry['share']:.0%})" for entry in report.skew if entry["rows"] >= _HOT_ROWS]
+    hot = [f"{entry['key']} ({entry['share']:.0%})" for entry in report.hot_keys if entry["rows"] >= _HOT_ROWS]
     if hot:
         _log.warning(
             "%s: %d key(s) hold more than 5%% of the rows each, and each is the work of one task: %s. If such a key "
@@ -267,9 +285,26 @@ def _warn_of_skew(report: StageReport) -> None:
         )
 
 
+def _label(name: str | None, stage: str, number: int, num_stages: int) -> str:
+    """What progress calls a stage: ``clean 2/3 distinct-pick``."""
+    kind = stage.partition("-")[2]
+    if num_stages == 1:
+        return name or kind
+    return f"{name or ''} {number}/{num_stages} {kind}".lstrip()
+
+
+def _kept_records(stage: Stage) -> dict[int, TaskRecord]:
+    """The records of an earlier, unfinished run whose files are as it left them."""
+    from marin_zephyr.records import TaskRecord
+    from marin_zephyr.stages import directory
+
+    places = (stage.spec.home, directory(stage))
+    found = ((i, TaskRecord.load(stage.spec.home, i)) for i in range(len(stage.inputs)))
+    return {i: r for i, r in found if r is not None and all(any(f.is_in(p) for p in places) for f in r.files)}
+
+
 def _totals(reports: list[StageReport]) -> dict[str, int]:
-    # The exchange of keys moves no rows of the caller's.
-    visible = [r for r in reports if not r.name.endswith("distinct-pick")]
+    visible = [r for r in reports if not r.internal]
     sums = {what: sum(r.total(what) for r in visible) for what in ("filtered", "rejected", "consumed", "produced")}
     rows_out = reports[-1].rows_out
     # What was read, by however many stages (a join has two sources), is what left or ended, less what was made.

@@ -89,6 +89,8 @@ class Stage:
     fingerprint: str
     internal: bool = False
     """Whether its rows are not the caller's: keys and positions that an exchange sends about."""
+    max_bad: float | None = None
+    """How many records may be refused, or which share of them (see `Dataset.from_files`). It changes no byte."""
 
 
 def rows_path(home: Path, task: int) -> Path:

@@ -22,53 +22,22 @@ import json
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.context import check_clash
-from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.durability import replace_file, sole_writer, sync, sync_all, writing
 from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
-from marin_zephyr.keyed.skew import hot_keys
 from marin_zephyr.outputs import Parts
+from marin_zephyr.reports import StageReport
 from marin_zephyr.specs import Stage
 
-MANIFEST_SCHEMA = 1
+if TYPE_CHECKING:
+    from marin_zephyr.records import TaskRecord
+
+MANIFEST_SCHEMA = 2
 _HOME_MANIFEST = "manifest.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageReport:
-    """What a stage did, in numbers that depend on the inputs alone (`executed` and `seconds` excepted)."""
-
-    name: str
-    fingerprint: str
-    num_tasks: int
-    operations: tuple[tuple[str, dict[str, int]], ...]
-    counters: dict[str, int]
-    files: tuple[dict[str, Any], ...]
-    """Name, size and rows of each file, relative to the stage's directory."""
-    skew: tuple[dict[str, Any], ...] = ()
-    """Of an exchange: ``key``, ``rows`` (at least) and ``share`` of each key with more than 5% of the rows."""
-    executed: int = 0
-    """Tasks that ran in this run; the others were committed before."""
-    seconds: float = 0.0
-
-    @property
-    def rows_in(self) -> int:
-        """Rows read."""
-        return self.operations[0][1]["rows_in"]
-
-    @property
-    def rows_out(self) -> int:
-        """Rows written."""
-        return self.operations[-1][1]["rows_out"]
-
-    def total(self, what: str) -> int:
-        """Sum of ``filtered``, ``rejected``, ``consumed`` or ``produced`` over the operations."""
-        return sum(counts[what] for _, counts in self.operations)
 
 
 def directory(stage: Stage) -> Path:
@@ -82,7 +51,7 @@ def committed(stage: Stage) -> tuple[StageReport, ...] | None:
 
     Sizes are checked, not contents: a file that was cut or is missing makes the stage run again.
     """
-    path = _manifest_path(stage)
+    path = manifest_path(stage)
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -95,7 +64,7 @@ def committed(stage: Stage) -> tuple[StageReport, ...] | None:
                 return None
         except OSError:
             return None
-    return tuple(_report(entry) for entry in data["stages"])
+    return tuple(StageReport.from_lasting(entry) for entry in data["stages"])
 
 
 @contextmanager
@@ -111,37 +80,6 @@ def opened(stage: Stage) -> Generator[None]:
         with writing(directory(stage)):
             stage.spec.home.mkdir(exist_ok=True)
         yield
-
-
-def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: float) -> StageReport:
-    """The records of all tasks as one report.
-
-    Raises:
-        SchemaError: an expression names a column that no row of the whole input has, or shards disagree on which
-            columns of the two sides of a join clash.
-    """
-    _check_absent(stage, records)
-    for column in dict.fromkeys(column for record in records for column in record.clashes):
-        check_clash(column, {record.clashes[column] for record in records if column in record.clashes})
-    operations = [(name, RowCounts()) for name, _ in records[0].operations]
-    counters: dict[str, int] = {}
-    files = []
-    for record in records:
-        merge(counters, record.counters)
-        for (_, total), (_, counts) in zip(operations, record.operations, strict=True):
-            total.add(RowCounts.from_json(counts))
-        files += [{"name": f.name, "size": f.size, "rows": f.rows} for f in record.files]
-    return StageReport(
-        name=stage.spec.name,
-        fingerprint=stage.fingerprint,
-        num_tasks=len(records),
-        operations=tuple((name, counts.to_json()) for name, counts in operations),
-        counters=dict(sorted(counters.items())),
-        files=tuple(files),
-        skew=hot_keys((record.frequent for record in records), rows=max(1, operations[-1][1].rows_out)),
-        executed=executed,
-        seconds=seconds,
-    )
 
 
 def commit(stage: Stage, report: StageReport, *, earlier: Sequence[tuple[Stage, StageReport]]) -> None:
@@ -186,32 +124,14 @@ def _write_manifest(
         "fingerprint": stage.fingerprint,
         "ingredients": stage.ingredients,
         "files": sorted(files, key=lambda f: f["name"]),
-        "stages": [_lasting(r) for r in reports],
+        "stages": [r.lasting() for r in reports],
     }
     text = json.dumps(data, indent=1, sort_keys=True, ensure_ascii=False)
-    replace_file(_manifest_path(stage), text.encode("utf-8", "backslashreplace"), durable=durable)
+    replace_file(manifest_path(stage), text.encode("utf-8", "backslashreplace"), durable=durable)
 
 
-def _lasting(report: StageReport) -> dict[str, Any]:
-    """A report without what differs from run to run: equal inputs give equal manifests."""
-    return {
-        "name": report.name,
-        "fingerprint": report.fingerprint,
-        "num_tasks": report.num_tasks,
-        "operations": [list(entry) for entry in report.operations],
-        "counters": report.counters,
-        "files": list(report.files),
-        "skew": list(report.skew),
-    }
-
-
-def _report(data: dict[str, Any]) -> StageReport:
-    operations = tuple((name, counts) for name, counts in data.pop("operations"))
-    files, skew = tuple(data.pop("files")), tuple(data.pop("skew", ()))
-    return StageReport(operations=operations, files=files, skew=skew, **data)
-
-
-def _manifest_path(stage: Stage) -> Path:
+def manifest_path(stage: Stage) -> Path:
+    """Where the manifest lies that makes the stage count."""
     if isinstance(stage.spec.output, Parts):
         return directory(stage) / SINK_MANIFEST
     return stage.spec.home / _HOME_MANIFEST
@@ -240,7 +160,15 @@ def _remove_others(out: Path, *, keep: set[str]) -> None:
             path.unlink()
 
 
-def _check_absent(stage: Stage, records: Sequence[Any]) -> None:
+def check_columns(stage: Stage, records: Sequence[TaskRecord]) -> None:
+    """What only all tasks together can tell of columns.
+
+    Raises:
+        SchemaError: an expression names a column that no row of the whole input has, or shards disagree on which
+            columns of the two sides of a join clash.
+    """
+    for column in dict.fromkeys(column for record in records for column in record.clashes):
+        check_clash(column, {record.clashes[column] for record in records if column in record.clashes})
     reading = [r.absent for r in records if r.absent]
     for name in dict.fromkeys(name for absent in reading for name in absent):
         if all(absent.get(name, True) for absent in reading):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ def run_task(
     Raises:
         ZephyrError: as readers, operations and writers raise it.
     """
+    began = time.monotonic()
     with writing(Path(spec.output.path) if isinstance(spec.output, Parts) else spec.home):
         desk = Desk(spec.on_error, spec.home / "rejects" / f"{spec.name}-{index:05d}.jsonl")
         context = TaskContext(desk, index, spec.home, memory, care)
@@ -55,6 +57,8 @@ def run_task(
         rejects=desk.count,
         frequent=tuple(context.frequent),
         clashes=context.clashes,
+        refused=desk.refused,
+        seconds=round(time.monotonic() - began, 4),
     )
     record.save(spec.home)
     return record

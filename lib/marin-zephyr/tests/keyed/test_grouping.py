@@ -98,5 +98,5 @@ def test_a_key_with_most_of_the_rows_sends_one_row_a_shard(tmp_path):
     with Session(backend="inline") as session:
         report = session.run(groups.write_parquet(tmp_path / "out"))
     assert report.stages[0].rows_out == 4 + 200
-    assert report.stages[0].skew == ()
+    assert report.stages[0].hot_keys == ()
     assert pl.read_parquet(tmp_path / "out/*.parquet").filter(col("k") == "hot")["n"].to_list() == [1800]

@@ -8,7 +8,7 @@ A backend runs the tasks of a stage in any order and yields each record when it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from marin_zephyr.errors import UsageError
@@ -23,7 +23,10 @@ NAMES = ("inline", "process")
 class Backend(Protocol):
     """Runs tasks."""
 
-    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
+    num_retries: int
+    """Tasks that were tried again since the backend was made."""
+
+    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Generator[TaskRecord]:
         """Runs the tasks (index, input) of a stage; yields a record for each, in any order.
 
         Raises:

@@ -5,7 +5,7 @@ Nobody watches what they hold: external merges keep to the budget, the functions
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 from marin_zephyr.backends.memory import merge_memory
 from marin_zephyr.records import TaskRecord
@@ -23,7 +23,9 @@ class InlineBackend:
     def __init__(self, *, memory: int = 4 << 30) -> None:
         self._memory = memory
 
-    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
+    num_retries = 0
+
+    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Generator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""
         for index, task_input in tasks:
             yield run_task(spec, index, task_input, memory=merge_memory(self._memory))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from time import monotonic
@@ -79,6 +79,7 @@ class ProcessBackend:
     """
 
     def __init__(self, workers: int, *, memory: int) -> None:
+        self.num_retries = 0
         self._size = workers
         self._memory = memory
         self._workers = [start_worker() for _ in range(min(self._size, _STARTED_EARLY))]
@@ -87,7 +88,7 @@ class ProcessBackend:
         if not self._own.works:
             _log.warning("memory=%s is not enforced: this system has no /proc", format_bytes(memory))
 
-    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
+    def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Generator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""
         heaviest_first = sorted(tasks, key=lambda task: -task[1].weight)
         stage = _Stage(spec, dumps(spec), dict(tasks), deque(index for index, _ in heaviest_first))
@@ -168,6 +169,7 @@ class ProcessBackend:
         self._workers.remove(worker)
         trial = Trial(f"task {index} of {stage.spec.name} ({stage.inputs[index].name})", stage.spec.on_error)
         stage.trials[index] = trial
+        self.num_retries += 1
         _log.warning("%s; it will be tried again alone", trial.first(worker.end()))
 
     def _try_alone(self, stage: _Stage) -> TaskRecord:

@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 from typing import IO, Any
 
+from marin_zephyr.counters import Refused, add_refused
 from marin_zephyr.errors import BadRecordError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, InputFile
 from marin_zephyr.nodes import OnError
@@ -43,6 +44,8 @@ class Desk:
         """Rows that a reader left out because its predicate was not true of them."""
         self.absent: dict[str, bool] = {}
         """Column that a predicate names -> whether every batch so far lacked it."""
+        self.refused: Refused = {}
+        """What was refused, by the kind of reason."""
         self._file: IO[str] | None = None
 
     def record(
@@ -50,10 +53,10 @@ class Desk:
     ) -> None:
         """A reader refuses a record, or so many rows at once."""
         self.num_records += rows
+        where = ("" if line is None else f", line {line:,}") + ("" if offset is None else f", byte offset {offset:,}")
         if self.policy == "raise":
-            where = f", line {line:,}" if line is not None else ""
-            byte = f", byte offset {offset:,}" if offset is not None else ""
-            raise BadRecordError(f"{file.url}{where}{byte}: {reason}; {_fix(file)}")
+            raise BadRecordError(f"{file.url}{where}: {reason}; {_fix(file)}")
+        add_refused(self.refused, kind(reason), rows, f"{file.name}{where}: {reason}")
         if self.policy == "quarantine":
             kept = base64.b64encode(raw[:_RAW_LIMIT]).decode()
             at = {"file": file.name, "line": line, "offset": offset}
@@ -66,6 +69,7 @@ class Desk:
         if self.policy == "raise":
             fix = 'pass on_error="quarantine" to set such rows aside'
             raise BadRecordError(f"{operation} refused a row of {place(row)}: {reason}; {fix}")
+        add_refused(self.refused, kind(reason), 1, f"{operation}, {place(row)}: {reason}")
         if self.policy == "quarantine":
             at = {"file": row.get("source"), "line": row.get("source_row"), "offset": row.get("source_offset")}
             self._write({**at, "operation": operation, "reason": reason, "row": row})

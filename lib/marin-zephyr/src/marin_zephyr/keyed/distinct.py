@@ -27,6 +27,8 @@ from marin_zephyr.specs import blocks_path, rows_path
 
 _RECENT = 1 << 18
 _HIGH, _LOW = "\1high", "\1low"  # columns of the key's digest between the first stage's operation and its output
+_BYTES_A_ROW = 1000  # a guess
+_BYTES_A_KEY = 32
 _KEY_SCHEMA = {"high": pl.UInt64, "low": pl.UInt64, "shard": pl.Int64, "row": pl.Int64}
 
 
@@ -124,6 +126,15 @@ class KeptWithKeys:
     """Output: the rows in one block file, and their keys' digests scattered over another."""
 
     num_partitions: int
+
+    @property
+    def strategy(self) -> str:
+        """How, for people."""
+        return "rows stay where they are; only digests of their keys and their positions are exchanged"
+
+    def exchanged(self, weight: int) -> int:
+        """About the bytes sent for so many bytes of rows."""
+        return weight // _BYTES_A_ROW * _BYTES_A_KEY
 
     def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
         """Writes `rows_path` and `blocks_path`."""

@@ -42,6 +42,7 @@ def expand(builder: Builder, node: GroupBy) -> Open:
         origin=exchange.fingerprint,
         weight=upstream.weight,
         on_error=upstream.on_error,
+        max_bad=upstream.max_bad,
         ops=(CombinedAggregates(keys=node.keys, aggregates=node.aggregates),),
     )
 

@@ -76,6 +76,7 @@ def expand(builder: Builder, node: Join) -> Open:
         origin=fingerprint((sent_left.fingerprint, sent_right.fingerprint)),
         weight=left.weight + right.weight,
         on_error=left.on_error,
+        max_bad=left.max_bad,
         ops=(Joined(left_on=node.left_on, right_on=node.right_on, how=node.how, suffix=node.suffix),),
     )
 

@@ -36,6 +36,7 @@ def expand(builder: Builder, node: Reduce) -> Open:
         origin=exchange.fingerprint,
         weight=upstream.weight,
         on_error=upstream.on_error,
+        max_bad=upstream.max_bad,
         ops=(Reduced(keys=node.keys, fn=node.fn, order_by=node.order_by, descending=node.descending),),
     )
 

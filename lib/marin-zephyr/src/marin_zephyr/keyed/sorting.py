@@ -13,7 +13,7 @@ See: DeWitt, Naughton and Schneider, "Parallel sorting on a shared-nothing archi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +59,7 @@ def expand(builder: Builder, node: Sort) -> Open:
         RangeInput(files=files, ranges=ranges, number=number, weight=upstream.weight // num_ranges)
         for number in range(num_ranges)
     )
-    return Open(inputs=inputs, origin=bounds.fingerprint, weight=upstream.weight, on_error=upstream.on_error)
+    return replace(upstream, inputs=inputs, origin=bounds.fingerprint, ops=())
 
 
 @dataclass(frozen=True, kw_only=True)
