@@ -44,7 +44,7 @@ def blocks(url: str, compression: str | None) -> Iterator[bytes]:
             f"{url}: {compression} file is truncated: it ends after {offset:,} uncompressed bytes without an end mark"
         )
         raise TruncatedFileError(f"{message}; fetch it again") from e
-    except (isal_zlib.IsalError, lzma.LZMAError, zstandard.ZstdError) as e:
+    except (isal_zlib.IsalError, lzma.LZMAError, zstandard.ZstdError) as e:  # pyrefly: ignore
         raise InputError(
             f"{url}: {compression} data is damaged: it shows after {offset:,} uncompressed bytes ({e})"
         ) from e
