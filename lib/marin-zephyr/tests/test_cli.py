@@ -40,7 +40,7 @@ def test_run_prints_a_table_and_last_where_the_result_lies(script, tmp_path, cap
     assert "1 records refused:" in lines
     assert "  1 x not JSON, as in raw.jsonl, line 2, byte offset 8: not JSON: Expecting value" in "\n".join(lines)
     assert max(map(len, lines[:3])) <= 80
-    assert (tmp_path / "out" / "part-00000.jsonl").read_text() == '{"n": 2}\n'
+    assert (tmp_path / "out" / "part-00000.jsonl").read_text() == '{"n":2}\n'
     assert main(["run", str(script), "--backend", "inline"]) == 0
     assert "nothing to do" in capsys.readouterr().out
 
