@@ -9,7 +9,6 @@ task; a run that was killed goes on with the tasks that have no record yet.
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 import weakref
@@ -63,10 +62,13 @@ class Session:
     """Runs datasets.
 
     Args:
-        backend: ``process`` (worker processes, the default) or ``inline`` (this process).
-        workers: worker processes; by default one a usable CPU.
+        backend: ``process`` (worker processes, the default), ``inline`` (this process) or ``ray`` (the nodes of a Ray
+            cluster; they and this process must share the file system on which ``work_dir`` and outputs lie).
+        workers: tasks at a time; by default one a usable CPU.
         work_dir: where intermediate stages are kept for later runs; by default a temporary directory that goes when the
             session is closed.
+        ray_address: for ``ray``: the cluster, as ``ray.init`` takes it. By default ``RAY_ADDRESS``, else a cluster of
+            this machine, else one that is started for this session.
         progress: is told how stages go; by default a line of the log every two seconds.
     """
 
@@ -76,14 +78,18 @@ class Session:
         backend: str = "process",
         workers: int | None = None,
         work_dir: str | Path | None = None,
+        ray_address: str | None = None,
         progress: Progress | None = None,
     ) -> None:
         if backend not in NAMES:
             raise UsageError(f"backend={backend!r} is not one of {', '.join(NAMES)}")
         if workers is not None and workers < 1:
             raise UsageError(f"workers={workers} must be at least 1")
+        if ray_address is not None and backend != "ray":
+            raise UsageError(f'ray_address={ray_address!r} goes with backend="ray", not {backend!r}')
         self._backend_name = backend
-        self._workers = workers or _usable_cpus()
+        self._workers = workers
+        self._ray_address = ray_address
         self._progress = progress or LogProgress()
         self._given_dir = None if work_dir is None else Path(work_dir).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -225,13 +231,9 @@ class Session:
 
     def _running_backend(self) -> Backend:
         if self._backend is None:
-            self._backend = make_backend(self._backend_name, workers=self._workers)
+            self._backend = make_backend(self._backend_name, workers=self._workers, ray_address=self._ray_address)
             self._finalizer = weakref.finalize(self, self._backend.close)
         return self._backend
-
-
-def _usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _totals(reports: list[StageReport]) -> dict[str, int]:

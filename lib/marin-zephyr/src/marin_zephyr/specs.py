@@ -50,6 +50,14 @@ class SurvivorsInput:
 type TaskInput = FilesInput | RowsInput | PartitionInput | SurvivorsInput
 
 
+def describe_input(task_input: TaskInput) -> str:
+    """What a task reads, for people."""
+    if isinstance(task_input, FilesInput):
+        more = f" and {len(task_input.files) - 1} more" if len(task_input.files) > 1 else ""
+        return task_input.files[0].url + more
+    return type(task_input).__name__
+
+
 @dataclass(frozen=True, kw_only=True)
 class PickSurvivors:
     """Internal operation: of each digest keeps the first or the last position."""

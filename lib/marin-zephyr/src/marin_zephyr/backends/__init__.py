@@ -2,12 +2,14 @@
 
 - `inline`   in this process, one after another: for tests and debuggers
 - `process`  on a pool of worker processes that live as long as the session
+- `ray`      on the nodes of a Ray cluster that share a file system (extra ``ray``)
 
 A backend runs the tasks of a stage in any order and yields each record when it is committed.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from marin_zephyr.specs import StageSpec, TaskInput
     from marin_zephyr.tasks import TaskRecord
 
-NAMES = ("inline", "process")
+NAMES = ("inline", "process", "ray")
 
 
 class Backend(Protocol):
@@ -36,8 +38,18 @@ class Backend(Protocol):
         ...
 
 
-def make_backend(name: str, *, workers: int) -> Backend:
-    """A backend by name."""
+def make_backend(name: str, *, workers: int | None, ray_address: str | None = None) -> Backend:
+    """A backend by name.
+
+    Args:
+        name: one of `NAMES`.
+        workers: tasks at a time; None for one a usable CPU, of this machine or of the cluster.
+        ray_address: the cluster, as ``ray.init`` takes it.
+
+    Raises:
+        UsageError: no such backend.
+        MissingExtraError: Ray is not installed.
+    """
     if name == "inline":
         from marin_zephyr.backends.inline import InlineBackend
 
@@ -45,5 +57,13 @@ def make_backend(name: str, *, workers: int) -> Backend:
     if name == "process":
         from marin_zephyr.backends.process import ProcessBackend
 
-        return ProcessBackend(workers)
+        return ProcessBackend(workers or _usable_cpus())
+    if name == "ray":
+        from marin_zephyr.backends.ray import RayBackend
+
+        return RayBackend(ray_address, workers=workers)
     raise UsageError(f"backend={name!r} is not one of {', '.join(NAMES)}")
+
+
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

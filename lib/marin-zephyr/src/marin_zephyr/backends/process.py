@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 from marin_zephyr.backends.pickling import dumps
 from marin_zephyr.errors import WorkerDiedError
-from marin_zephyr.specs import FilesInput, StageSpec, TaskInput
+from marin_zephyr.specs import StageSpec, TaskInput, describe_input
 from marin_zephyr.tasks import TaskRecord
 
 _log = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class ProcessBackend:
         self._workers.remove(worker)
         how = _ending(worker.process.returncode)
         stage.deaths[index] = stage.deaths.get(index, 0) + 1
-        task = f"task {index} of {stage.spec.name} ({_what(stage.inputs[index])})"
+        task = f"task {index} of {stage.spec.name} ({describe_input(stage.inputs[index])})"
         if stage.deaths[index] >= _TRIES:
             fix = "give it less at a time (shard_bytes), or look at its input"
             raise WorkerDiedError(f"{task}: its worker {how}, {_TRIES} times; {fix}")
@@ -158,10 +158,3 @@ def _ending(returncode: int) -> str:
         return f"exited with code {returncode}"
     name = signal.Signals(-returncode).name
     return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-
-
-def _what(task_input: TaskInput) -> str:
-    if isinstance(task_input, FilesInput):
-        more = f" and {len(task_input.files) - 1} more" if len(task_input.files) > 1 else ""
-        return task_input.files[0].url + more
-    return type(task_input).__name__

@@ -15,6 +15,8 @@ import pickle
 import queue
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,7 +29,7 @@ def main(fd: int) -> None:
     connection = Connection(fd)
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-    _import_engine()
+    hold_to_one_thread()
     specs: dict[str, Any] = {}
     while True:
         message = pickle.loads(inbox.get())  # noqa: S301  from our own driver, over a private socket
@@ -36,7 +38,7 @@ def main(fd: int) -> None:
             specs[message[1]] = message[2]
             continue
         _, key, index, task_input = message
-        connection.send_bytes(_run(specs[key], index, task_input))
+        connection.send_bytes(outcome(partial(_run, specs[key], index, task_input)))
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
@@ -47,23 +49,28 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
         os._exit(0)
 
 
-def _import_engine() -> None:
+def hold_to_one_thread() -> None:
+    """Imports Arrow and holds it to one thread."""
     import pyarrow as pa
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
 
 
-def _run(blob: bytes, index: int, task_input: Any) -> bytes:
-    """The outcome of a task, pickled: its record, or the exception to raise at the driver."""
+def _run(blob: bytes, index: int, task_input: Any) -> Any:
+    from marin_zephyr.tasks import run_task
+
+    return run_task(load_spec(blob), index, task_input)
+
+
+def outcome(run: Callable[[], Any]) -> bytes:
+    """What became of a task, pickled for the driver: ``("done", record)``, or ``("failed", error to raise there)``."""
     import cloudpickle
 
     from marin_zephyr.errors import UserCodeError, ZephyrError
-    from marin_zephyr.tasks import run_task
 
     try:
-        spec = _load(blob)
-        return pickle.dumps(("done", run_task(spec, index, task_input)))
+        return pickle.dumps(("done", run()))
     except ZephyrError as e:
         error: Exception = e
         if e.__cause__ is not None:
@@ -80,8 +87,8 @@ def _run(blob: bytes, index: int, task_input: Any) -> bytes:
 _loaded: tuple[bytes, Any] = (b"", None)
 
 
-def _load(blob: bytes) -> Any:
-    """The stage's spec; unpickled once, not once a task."""
+def load_spec(blob: bytes) -> Any:
+    """The stage's spec; unpickled once for one bytes object, not once a task."""
     global _loaded
     if _loaded[0] is not blob:
         from marin_zephyr.errors import UserCodeError
