@@ -34,6 +34,12 @@ class ReadOptions:
     with_source: bool = False
     columns: tuple[str, ...] | None = None
     string_columns: tuple[str, ...] = ()
+    predicate: pl.Expr | None = None
+    """Rows for which it is not true are left out by the reader."""
+    raw: bool = False
+    """Adds the binary column ``\\0raw``: each line as it stands in the file, without its end."""
+    pushed: bool = False
+    """Whether ``columns`` is what the plan looks at, not what the caller asked for: absent ones stay absent."""
 
 
 @dataclass(frozen=True, kw_only=True)

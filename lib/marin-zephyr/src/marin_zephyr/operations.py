@@ -8,13 +8,13 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
 from marin_zephyr.formats.rejects import Desk, place
@@ -31,26 +31,7 @@ from marin_zephyr.nodes import (
     Select,
     WithColumns,
 )
-from marin_zephyr.specs import FinalAggregate, PartialAggregate, PickSurvivors, StageOp
-
-type Frames = Iterator[pl.DataFrame]
-
-KEY_SCHEMA = {"high": pl.UInt64, "low": pl.UInt64, "shard": pl.Int64, "row": pl.Int64}
-
-
-@dataclass
-class TaskContext:
-    """What the operations of one task share. Counters are made when the chain is built, not when it first runs."""
-
-    desk: Desk
-    counts: list[tuple[str, RowCounts]] = field(default_factory=list)
-    absent: dict[str, bool] = field(default_factory=dict)
-    """Column that an expression names -> whether every batch so far lacked it."""
-
-    def counter(self, name: str) -> RowCounts:
-        """Fresh counts for the next operation of the chain."""
-        self.counts.append((name, RowCounts()))
-        return self.counts[-1][1]
+from marin_zephyr.specs import KeyedOp, StageOp
 
 
 def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], context: TaskContext) -> Frames:
@@ -66,22 +47,13 @@ def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], con
             frames = _row_functions(frames, steps, labels[j - 1], all(isinstance(op, FilterRows) for op in ops[i:j]))
             i = j
             continue
-        frames = _operation(op)(frames, op, labels[i], context.counter(labels[i]), context)
+        counts = context.counter(labels[i])
+        if isinstance(op, KeyedOp):
+            frames = op.apply(frames, labels[i], counts, context)
+        else:
+            frames = _OPERATIONS[type(op)](frames, op, labels[i], counts, context)
         i += 1
     return frames
-
-
-def _operation(op: Any) -> Callable[[Frames, Any, str, RowCounts, TaskContext], Frames]:
-    return {
-        FilterExpr: _filter,
-        RejectWhere: _reject,
-        Select: _project,
-        WithColumns: _project,
-        MapBatches: _map_batches,
-        PickSurvivors: _pick_survivors,
-        PartialAggregate: _aggregate,
-        FinalAggregate: _aggregate,
-    }[type(op)]
 
 
 def _filter(frames: Frames, op: FilterExpr, name: str, counts: RowCounts, context: TaskContext) -> Frames:
@@ -124,7 +96,7 @@ def _evaluated(
 ) -> pl.DataFrame:
     """An expression over a frame in which a column that the batch lacks is null, as it is for a row that lacks it."""
     names = list(dict.fromkeys(root for expr in exprs for root in expr.meta.root_names()))
-    frame = require(frame, names, context)
+    frame = context.require(frame, names)
     try:
         return evaluate(frame)
     except pl.exceptions.PolarsError as e:
@@ -136,14 +108,6 @@ def _evaluated(
         return evaluate(frame.with_columns(pl.col(column).cast(pl.String) for column in untyped))
     except pl.exceptions.PolarsError as e:
         raise SchemaError(f"{name}: {e}") from e
-
-
-def require(frame: pl.DataFrame, names: Sequence[str], context: TaskContext) -> pl.DataFrame:
-    """``frame`` with null columns for the names that it lacks; the context remembers which no batch has."""
-    lacking = [name for name in names if name not in frame.columns]
-    for name in names:
-        context.absent[name] = context.absent.get(name, True) and name in lacking
-    return frame.with_columns(pl.lit(None).alias(name) for name in lacking) if lacking else frame
 
 
 def _map_batches(frames: Frames, op: MapBatches, name: str, counts: RowCounts, context: TaskContext) -> Frames:
@@ -276,41 +240,18 @@ def _as_row(value: Any, name: str) -> Row:
     return value
 
 
-def _pick_survivors(frames: Frames, op: PickSurvivors, name: str, counts: RowCounts, context: TaskContext) -> Frames:
-    """Of each digest the first or last (shard, row); survivors come sorted by position."""
-    keys = pl.concat([pl.DataFrame(schema=KEY_SCHEMA), *frames])
-    ordered = keys.sort("high", "low", "shard", "row")
-    new_key = (pl.struct("high", "low") != pl.struct("high", "low").shift(1)).fill_null(True)
-    starts = ordered.select(new_key).to_series().to_numpy()
-    kept = starts if op.keep == "first" else np.roll(starts, -1)
-    survivors = ordered.filter(pl.Series(kept)).select("shard", "row").sort("shard", "row")
-    _count(counts, keys.height, passed=survivors.height, consumed=keys.height - survivors.height)
-    yield survivors
-
-
-def _aggregate(
-    frames: Frames, op: PartialAggregate | FinalAggregate, name: str, counts: RowCounts, context: TaskContext
-) -> Frames:
-    """One row a key, in the order in which keys first appear."""
-    partial = isinstance(op, PartialAggregate)
-    exprs = [expr for a in op.aggregates for expr in (a.partial() if partial else a.combine())]
-    names = list(dict.fromkeys([*op.keys, *(root for expr in exprs for root in expr.meta.root_names())]))
-    held = []
-    for frame in frames:
-        counts.rows_in += frame.height
-        counts.consumed += frame.height
-        held.append(require(frame, names, context).select(names))
-    if not held:
-        return
-    try:
-        made = concat(held, what=name).group_by(op.keys, maintain_order=True).agg(exprs)
-    except pl.exceptions.PolarsError as e:
-        raise SchemaError(f"{name}: {e}") from e
-    counts.produced += made.height
-    yield made
-
-
 def _count(counts: RowCounts, rows_in: int, **what: int) -> None:
     counts.rows_in += rows_in
     for name, n in what.items():
         setattr(counts, name, getattr(counts, name) + n)
+
+
+type _Operation = Callable[[Frames, Any, str, RowCounts, TaskContext], Frames]
+
+_OPERATIONS: dict[type, _Operation] = {
+    FilterExpr: _filter,
+    RejectWhere: _reject,
+    Select: _project,
+    WithColumns: _project,
+    MapBatches: _map_batches,
+}

@@ -1,13 +1,8 @@
 """From nodes to stages: operations between two exchanges are fused into one stage, and each stage is cut into tasks.
 
-A stage is one input per task, a chain of operations, and an output. Keyed work ends a stage:
-
-``distinct`` never moves a row. Its first stage keeps each shard's rows in a block file and sends only (digest, shard,
-position) through the exchange; the second picks the survivors of each key and sends their positions back to their
-shard; the third reads the kept rows in order and goes on. So rows keep their order, wide rows cost no shuffle, and one
-hot key costs 32 bytes a row.
-
-``group_by`` aggregates each shard first and sends one row a key and shard; the second stage combines them.
+A stage is one input per task, a chain of operations, and an output. Keyed work ends a stage: each keyed node has a
+module in `marin_zephyr.keyed` that knows which stages it becomes. What only a reader can leave out (columns that
+nothing looks at, rows that a filter drops at once) is pushed down into it when a stage is closed (`pushdown`).
 
 Everything here is pure: it lists input files and computes fingerprints, and runs nothing. The number of tasks and
 partitions follows from the inputs alone.
@@ -16,56 +11,28 @@ partitions follows from the inputs alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import UsageError
-from marin_zephyr.fingerprints import fingerprint, label, library_versions
+from marin_zephyr.explaining import describe
+from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
-from marin_zephyr.nodes import (
-    Apply,
-    Distinct,
-    FileSource,
-    FilterExpr,
-    FilterRows,
-    FlatMap,
-    GroupBy,
-    Map,
-    MapBatches,
-    Node,
-    OnError,
-    RejectWhere,
-    RowSource,
-    Select,
-    Sink,
-)
-from marin_zephyr.specs import (
-    Counted,
-    FilesInput,
-    FinalAggregate,
-    Kept,
-    KeptWithKeys,
-    Output,
-    PartialAggregate,
-    PartitionInput,
-    Parts,
-    PickSurvivors,
-    RowsInput,
-    Scattered,
-    Stage,
-    StageOp,
-    StageSpec,
-    SurvivorsInput,
-    TaskInput,
-    blocks_path,
-    rows_path,
-)
+from marin_zephyr.inputs import FilesInput, PartitionInput, RowsInput
+from marin_zephyr.keys import PARTITION_FUNCTION
+from marin_zephyr.nodes import Apply, Distinct, FileSource, GroupBy, Node, OnError, RowSource, Sink
+from marin_zephyr.outputs import Counted, Kept, Parts
+from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput, blocks_path
 
 _PARTITION_BYTES = 64 << 20
 _MAX_PARTITIONS = 256
-_BYTES_A_ROW = 256
-_SCHEMA = 1
+_SCHEMA = 2
+
+_EXPANSIONS: dict[type, str] = {
+    Distinct: "distinct",
+    GroupBy: "grouping",
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +54,7 @@ def plan(dataset: Dataset, *, output: Kept | Counted | None, work_dir: Path) -> 
         InputError: inputs that are missing or empty.
         UsageError: the sink would replace parts that the dataset is read from.
     """
-    builder = _Builder(work_dir)
+    builder = Builder(work_dir)
     node = dataset.node
     if isinstance(node, Sink):
         output_of_sink = Parts(path=node.path, format=node.format, compression=node.compression)
@@ -100,8 +67,16 @@ def plan(dataset: Dataset, *, output: Kept | Counted | None, work_dir: Path) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Open:
-    """A stage under construction: its inputs and the operations fused so far."""
+class Open:
+    """A stage under construction: its inputs and the operations fused so far.
+
+    Attributes:
+        inputs: one a task.
+        origin: the fingerprint of what the inputs hold.
+        weight: estimated bytes of all inputs.
+        on_error: what becomes of bad records and refused rows.
+        ops: the chain of operations.
+    """
 
     inputs: tuple[TaskInput, ...]
     origin: str
@@ -110,12 +85,18 @@ class _Open:
     ops: tuple[StageOp, ...] = ()
 
 
-class _Builder:
+class Builder:
+    """Opens and closes stages; keyed nodes use it to expand.
+
+    Attributes:
+        stages: those that are closed, in the order in which they run.
+    """
+
     def __init__(self, work_dir: Path) -> None:
         self.stages: list[Stage] = []
         self._work_dir = work_dir
 
-    def open(self, node: Node) -> _Open:
+    def open(self, node: Node) -> Open:
         """The open stage whose rows are those of ``node``; closes earlier stages on the way."""
         match node:
             case FileSource():
@@ -125,17 +106,20 @@ class _Builder:
             case Apply():
                 upstream = self.open(node.upstream)
                 return replace(upstream, ops=(*upstream.ops, node.op))
-            case Distinct():
-                return self._distinct(node)
-            case GroupBy():
-                return self._group_by(node)
-        raise AssertionError(node)
+        return import_module(f"marin_zephyr.keyed.{_EXPANSIONS[type(node)]}").expand(self, node)
 
-    def close(self, stage: _Open, name: str, output: Output) -> Stage:
-        """Ends a stage with an output."""
+    def close(self, stage: Open, name: str, output: Output, *, internal: bool = False) -> Stage:
+        """Ends a stage with an output.
+
+        Args:
+            stage: the stage.
+            name: what it does, for people and for its directory.
+            output: where its rows go.
+            internal: whether its rows are not the caller's.
+        """
         labels = tuple(map(describe, stage.ops))
         ingredients = {
-            "engine": fingerprint((_SCHEMA, library_versions())),
+            "engine": fingerprint((_SCHEMA, PARTITION_FUNCTION, library_versions())),
             "inputs": stage.origin,
             **{f"{i}:{name}": fingerprint(op) for i, (name, op) in enumerate(zip(labels, stage.ops, strict=True))},
             "output": fingerprint(replace(output, path="") if isinstance(output, Parts) else output),
@@ -147,43 +131,29 @@ class _Builder:
             home = Path(output.path).absolute() / f"{STAGING}{digest[:16]}"
         else:
             home = self._work_dir / f"{numbered}-{digest[:16]}"
-        spec = StageSpec(name=numbered, ops=stage.ops, labels=labels, output=output, on_error=stage.on_error, home=home)
-        self.stages.append(Stage(spec=spec, inputs=stage.inputs, ingredients=ingredients, fingerprint=digest))
-        return self.stages[-1]
+        inputs, ops = stage.inputs, stage.ops
+        spec = StageSpec(
+            name=numbered,
+            ops=ops,
+            labels=labels[len(labels) - len(ops) :],  # what is pushed down is taken from the front
+            output=output,
+            on_error=stage.on_error,
+            home=home,
+        )
+        closed = Stage(spec=spec, inputs=inputs, ingredients=ingredients, fingerprint=digest, internal=internal)
+        self.stages.append(closed)
+        return closed
 
-    def _distinct(self, node: Distinct) -> _Open:
-        upstream = self.open(node.upstream)
-        num_shards, num_partitions = len(upstream.inputs), _num_partitions(upstream)
-        keys = self.close(upstream, "distinct-keys", KeptWithKeys(on=node.on, num_partitions=num_partitions))
-        exchange = _Open(
-            inputs=_partitions(keys, num_shards, num_partitions),
-            origin=keys.fingerprint,
-            weight=upstream.weight,
-            on_error=upstream.on_error,
-            ops=(PickSurvivors(keep=node.keep),),
-        )
-        picks = self.close(exchange, "distinct-pick", Scattered(column="shard", num_partitions=num_shards))
-        decisions = tuple(blocks_path(picks.spec.home, task) for task in range(num_partitions))
-        inputs = tuple(
-            SurvivorsInput(rows=rows_path(keys.spec.home, shard), decisions=decisions, shard=shard)
-            for shard in range(num_shards)
-        )
-        return replace(upstream, inputs=inputs, origin=picks.fingerprint, ops=())
 
-    def _group_by(self, node: GroupBy) -> _Open:
-        upstream = self.open(node.upstream)
-        num_shards, num_partitions = len(upstream.inputs), _num_partitions(upstream)
-        partial = PartialAggregate(keys=node.keys, aggregates=node.aggregates)
-        upstream = replace(upstream, ops=(*upstream.ops, partial))
-        output = Scattered(on=node.keys, num_partitions=num_partitions)
-        exchange = self.close(upstream, "group-partial", output)
-        return _Open(
-            inputs=_partitions(exchange, num_shards, num_partitions),
-            origin=exchange.fingerprint,
-            weight=upstream.weight,
-            on_error=upstream.on_error,
-            ops=(FinalAggregate(keys=node.keys, aggregates=node.aggregates),),
-        )
+def num_partitions(stage: Open) -> int:
+    """How many partitions an exchange of these rows has: one for every 64 MiB, and no more than tasks that feed it."""
+    return max(1, min(_MAX_PARTITIONS, -(-stage.weight // _PARTITION_BYTES), len(stage.inputs)))
+
+
+def partition_inputs(stage: Stage, num_tasks: int, num_partitions: int) -> tuple[PartitionInput, ...]:
+    """The inputs of the stage that reads what ``stage`` has scattered."""
+    files = tuple(blocks_path(stage.spec.home, task) for task in range(num_tasks))
+    return tuple(PartitionInput(files=files, partition=p) for p in range(num_partitions))
 
 
 def _check_apart(stages: list[Stage], out: Path) -> None:
@@ -194,41 +164,10 @@ def _check_apart(stages: list[Stage], out: Path) -> None:
                 raise UsageError(f"{out}: is read and written by one dataset; write to another directory")
 
 
-def describe(op: Any) -> str:
-    """An operation for people: ``map(clean)``, ``filter([(col("n")) > (dyn int: 3)])``."""
-    match op:
-        case Map() | FlatMap() | FilterRows() | MapBatches():
-            name = {Map: "map", FlatMap: "flat_map", FilterRows: "filter", MapBatches: "map_batches"}[type(op)]
-            return f"{name}({label(op.fn)})"
-        case FilterExpr():
-            return f"filter({op.expr})"
-        case RejectWhere():
-            return f"reject({op.reason})"
-        case PickSurvivors():
-            return f"distinct(keep={op.keep})"
-        case PartialAggregate() | FinalAggregate():
-            return (
-                f"{'partial' if isinstance(op, PartialAggregate) else 'combined'} aggregates of ({', '.join(op.keys)})"
-            )
-    return f"{'select' if isinstance(op, Select) else 'with_columns'}({', '.join(map(str, op.exprs))})"
-
-
-def explain(plan: Plan) -> str:
-    """A plan as text: one line a stage, one an operation."""
-    lines = []
-    for stage in plan.stages:
-        output = stage.spec.output
-        kind = type(output).__name__ if not isinstance(output, Parts) else f"{output.format} parts in {output.path}"
-        inputs = type(stage.inputs[0]).__name__ if stage.inputs else "nothing"
-        lines.append(f"{stage.spec.name}: {len(stage.inputs)} tasks, from {inputs} to {kind}")
-        lines += [f"    {label}" for label in stage.spec.labels]
-    return "\n".join(lines)
-
-
-def _open_files(source: FileSource) -> _Open:
+def _open_files(source: FileSource) -> Open:
     files = list_files(source)
     groups = shards(files, shard_bytes=source.shard_bytes)
-    return _Open(
+    return Open(
         inputs=tuple(FilesInput(files=group, options=source.options) for group in groups),
         origin=fingerprint(([[f.identity for f in group] for group in groups], source.options)),
         weight=sum(f.weight for f in files),
@@ -236,17 +175,8 @@ def _open_files(source: FileSource) -> _Open:
     )
 
 
-def _open_rows(source: RowSource) -> _Open:
+def _open_rows(source: RowSource) -> Open:
     n, k = len(source.rows), source.num_shards
     inputs = tuple(RowsInput(rows=source.rows[n * i // k : n * (i + 1) // k]) for i in range(k))
     origin = fingerprint((source.rows, k))
-    return _Open(inputs=inputs, origin=origin, weight=n * _BYTES_A_ROW, on_error=source.on_error)
-
-
-def _num_partitions(stage: _Open) -> int:
-    return max(1, min(_MAX_PARTITIONS, -(-stage.weight // _PARTITION_BYTES), len(stage.inputs)))
-
-
-def _partitions(stage: Stage, num_tasks: int, num_partitions: int) -> tuple[PartitionInput, ...]:
-    files = tuple(blocks_path(stage.spec.home, task) for task in range(num_tasks))
-    return tuple(PartitionInput(files=files, partition=p) for p in range(num_partitions))
+    return Open(inputs=inputs, origin=origin, weight=sum(i.weight for i in inputs), on_error=source.on_error)

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from marin_zephyr.formats.writers import rewrite_parquet
 from marin_zephyr.frames import unify
-from marin_zephyr.specs import Parts, Stage
-from marin_zephyr.tasks import TaskRecord, schema_of, task_file
+from marin_zephyr.outputs import Parts
+from marin_zephyr.records import TaskRecord, schema_of, task_file
+from marin_zephyr.specs import Stage
 
 
 def settle(stage: Stage, records: Sequence[TaskRecord]) -> list[TaskRecord]:

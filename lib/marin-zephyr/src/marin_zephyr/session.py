@@ -25,9 +25,9 @@ from marin_zephyr.progress import LogProgress, Progress
 
 if TYPE_CHECKING:
     from marin_zephyr.planning import Plan
+    from marin_zephyr.records import TaskRecord
     from marin_zephyr.specs import Stage
     from marin_zephyr.stages import StageReport
-    from marin_zephyr.tasks import TaskRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +145,9 @@ class Session:
 
     def rows(self, dataset: Dataset) -> Iterator[dict[str, Any]]:
         """The rows of a dataset that ends in no sink, in order, as dicts."""
-        from marin_zephyr.shuffle import read_blocks
-        from marin_zephyr.specs import Kept, rows_path
+        from marin_zephyr.exchange import read_blocks
+        from marin_zephyr.outputs import Kept
+        from marin_zephyr.specs import rows_path
 
         plan = self._plan(dataset, output=Kept())
         self._execute(plan, None)
@@ -157,14 +158,14 @@ class Session:
 
     def count(self, dataset: Dataset) -> int:
         """How many rows a dataset that ends in no sink has."""
-        from marin_zephyr.specs import Counted
+        from marin_zephyr.outputs import Counted
 
         return self._execute(self._plan(dataset, output=Counted()), None)[-1].rows_out
 
     def explain(self, dataset: Dataset) -> str:
         """The fused plan as text: stages, tasks, operations, outputs. Runs nothing."""
-        from marin_zephyr.planning import explain
-        from marin_zephyr.specs import Kept
+        from marin_zephyr.explaining import explain
+        from marin_zephyr.outputs import Kept
 
         return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept()))
 
@@ -194,9 +195,9 @@ class Session:
         return reports
 
     def _run_stage(self, stage: Stage, earlier: list[tuple[Stage, StageReport]], name: str) -> StageReport:
+        from marin_zephyr.records import TaskRecord
         from marin_zephyr.schemas import settle
         from marin_zephyr.stages import commit, directory, opened, summarize
-        from marin_zephyr.tasks import TaskRecord
 
         began = time.monotonic()
         with opened(stage):

@@ -1,124 +1,67 @@
 """What a task is: an input, a chain of operations, an output. The planner writes these, a worker runs them.
 
-Three unions, and nothing else passes between driver and worker: `TaskInput` (one a task), `StageOp` and `Output` (one a
-stage, in its `StageSpec`). The names of the files that tasks exchange follow from the stage's home and the task's
-number, so a plan knows them before anything has run.
+Three protocols, and nothing else passes between driver and worker: a `TaskInput` (one a task) gives frames, a `StageOp`
+changes them, an `Output` writes them (operations and output are the stage's, in its `StageSpec`). Whoever adds a keyed
+operation writes its own inputs, operations and outputs beside its expansion, and nothing here changes. The names of the
+files that tasks exchange follow from the stage's home and the task's number, so a plan knows them before anything has
+run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from marin_zephyr.columns import Aggregate
-from marin_zephyr.formats.files import InputFile
-from marin_zephyr.nodes import OnError, Op, ReadOptions, Row
+from marin_zephyr.nodes import OnError, Op
 
-
-@dataclass(frozen=True, kw_only=True)
-class FilesInput:
-    """Read these files, in this order."""
-
-    files: tuple[InputFile, ...]
-    options: ReadOptions
+if TYPE_CHECKING:
+    from marin_zephyr.context import Frames, TaskContext
+    from marin_zephyr.counters import RowCounts
+    from marin_zephyr.records import TaskFile
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowsInput:
-    """These rows, by value."""
+class TaskInput(Protocol):
+    """Where a task's rows come from. A frozen dataclass: it is pickled and sent."""
 
-    rows: tuple[Row, ...]
+    @property
+    def weight(self) -> int:
+        """Estimated bytes, so that heavy tasks are handed out first."""
+        ...
 
+    @property
+    def name(self) -> str:
+        """What it is, for errors."""
+        ...
 
-@dataclass(frozen=True, kw_only=True)
-class PartitionInput:
-    """One partition of an exchange: its blocks in each of the files, in order."""
-
-    files: tuple[Path, ...]
-    partition: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class SurvivorsInput:
-    """The rows of one shard that a `distinct` has kept."""
-
-    rows: Path
-    decisions: tuple[Path, ...]
-    shard: int
+    def frames(self, context: TaskContext, counts: RowCounts) -> Frames:
+        """The rows, counted as the operation ``read``."""
+        ...
 
 
-type TaskInput = FilesInput | RowsInput | PartitionInput | SurvivorsInput
+@runtime_checkable
+class KeyedOp(Protocol):
+    """An operation that a keyed node expands into; it brings its own implementation."""
+
+    @property
+    def label(self) -> str:
+        """The operation for people."""
+        ...
+
+    def apply(self, frames: Frames, name: str, counts: RowCounts, context: TaskContext) -> Frames:
+        """The frames changed, every row of them counted."""
+        ...
 
 
-def describe_input(task_input: TaskInput) -> str:
-    """What a task reads, for people."""
-    if isinstance(task_input, FilesInput):
-        more = f" and {len(task_input.files) - 1} more" if len(task_input.files) > 1 else ""
-        return task_input.files[0].url + more
-    return type(task_input).__name__
+type StageOp = Op | KeyedOp
 
 
-@dataclass(frozen=True, kw_only=True)
-class PickSurvivors:
-    """Internal operation: of each digest keeps the first or the last position."""
+class Output(Protocol):
+    """Where a task's rows go. A frozen dataclass: it is pickled, sent and fingerprinted."""
 
-    keep: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PartialAggregate:
-    """Internal operation: one row a key of this shard."""
-
-    keys: tuple[str, ...]
-    aggregates: tuple[Aggregate, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FinalAggregate:
-    """Internal operation: one row a key of this partition, from partial ones."""
-
-    keys: tuple[str, ...]
-    aggregates: tuple[Aggregate, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Output: one part file a task."""
-
-    path: str
-    format: str
-    compression: str | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """Output: the rows, in a block file of the work directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """Output: nothing but the counts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeptWithKeys:
-    """Output: the rows in one block file, and their keys' digests scattered over another."""
-
-    on: tuple[str, ...] | None
-    num_partitions: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scattered:
-    """Output: each row in the partition of its key, or, with ``column``, in the partition that the column says."""
-
-    on: tuple[str, ...] | None = None
-    column: str | None = None
-    num_partitions: int = 1
-
-
-type Output = Parts | Kept | Counted | KeptWithKeys | Scattered
-type StageOp = Op | PickSurvivors | PartialAggregate | FinalAggregate
+    def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
+        """Drains ``frames`` into files under ``context.home``; the files written."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +87,8 @@ class Stage:
     ingredients: dict[str, str]
     """Name of an ingredient -> its fingerprint, so that a later run can say what changed."""
     fingerprint: str
+    internal: bool = False
+    """Whether its rows are not the caller's: keys and positions that an exchange sends about."""
 
 
 def rows_path(home: Path, task: int) -> Path:

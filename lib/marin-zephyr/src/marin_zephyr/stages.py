@@ -30,7 +30,8 @@ from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.durability import replace_file, sole_writer, sync, writing
 from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
-from marin_zephyr.specs import Parts, Stage
+from marin_zephyr.outputs import Parts
+from marin_zephyr.specs import Stage
 
 MANIFEST_SCHEMA = 1
 _HOME_MANIFEST = "manifest.json"

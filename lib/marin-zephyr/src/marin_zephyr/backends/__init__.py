@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 from marin_zephyr.errors import UsageError
 
 if TYPE_CHECKING:
+    from marin_zephyr.records import TaskRecord
     from marin_zephyr.specs import StageSpec, TaskInput
-    from marin_zephyr.tasks import TaskRecord
 
 NAMES = ("inline", "process", "ray")
 

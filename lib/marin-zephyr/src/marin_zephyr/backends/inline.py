@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from marin_zephyr.records import TaskRecord
 from marin_zephyr.specs import StageSpec, TaskInput
-from marin_zephyr.tasks import TaskRecord, run_task
+from marin_zephyr.tasks import run_task
 
 
 class InlineBackend:

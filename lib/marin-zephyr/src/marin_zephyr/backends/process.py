@@ -25,8 +25,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 
 from marin_zephyr.backends.pickling import dumps
 from marin_zephyr.errors import WorkerDiedError
-from marin_zephyr.specs import StageSpec, TaskInput, describe_input
-from marin_zephyr.tasks import TaskRecord
+from marin_zephyr.records import TaskRecord
+from marin_zephyr.specs import StageSpec, TaskInput
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class ProcessBackend:
         self._workers.remove(worker)
         how = _ending(worker.process.returncode)
         stage.deaths[index] = stage.deaths.get(index, 0) + 1
-        task = f"task {index} of {stage.spec.name} ({describe_input(stage.inputs[index])})"
+        task = f"task {index} of {stage.spec.name} ({stage.inputs[index].name})"
         if stage.deaths[index] >= _TRIES:
             fix = "give it less at a time (shard_bytes), or look at its input"
             raise WorkerDiedError(f"{task}: its worker {how}, {_TRIES} times; {fix}")

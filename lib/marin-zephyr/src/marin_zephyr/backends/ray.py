@@ -36,10 +36,10 @@ from marin_zephyr.backends.worker import hold_to_one_thread, load_spec, outcome
 from marin_zephyr.durability import writing
 from marin_zephyr.errors import MissingExtraError, OutputError, UsageError, WorkerDiedError
 from marin_zephyr.fingerprints import library_versions
-from marin_zephyr.specs import StageSpec, TaskInput, describe_input
+from marin_zephyr.specs import StageSpec, TaskInput
 
 if TYPE_CHECKING:
-    from marin_zephyr.tasks import TaskRecord
+    from marin_zephyr.records import TaskRecord
 
 _log = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ def _tries(home: Path) -> Generator[Path]:
 
 def _accept(record: TaskRecord, source: Path, home: Path) -> None:
     """Moves a try's files to where the task's belong, and its record last."""
-    from marin_zephyr.tasks import record_path
+    from marin_zephyr.records import record_path
 
     with writing(home):
         for file in record.files:
@@ -211,7 +211,7 @@ def _bury(ray: Any, stage: _Stage, index: int, error: Exception) -> None:
     gone = isinstance(error, (ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError))
     (stage.losses if gone else stage.deaths)[index] += 1
     how = f"lost its {'node' if gone else 'worker'} ({_line(error, 0)})"
-    task = f"task {index} of {stage.spec.name} ({describe_input(stage.inputs[index])})"
+    task = f"task {index} of {stage.spec.name} ({stage.inputs[index].name})"
     if stage.deaths[index] >= _TRIES or stage.losses[index] >= _NODES:
         times = stage.losses[index] if gone else stage.deaths[index]
         raise WorkerDiedError(

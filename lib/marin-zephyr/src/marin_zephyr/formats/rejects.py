@@ -39,6 +39,8 @@ class Desk:
             self.path.unlink(missing_ok=True)  # an earlier try's
         self.num_records = 0
         self.num_rows = 0
+        self.num_filtered = 0
+        """Rows that a reader left out because the plan's predicate is not true of them."""
         self._file: IO[str] | None = None
 
     def record(

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.errors import CorruptBlockError, SchemaError
-from marin_zephyr.shuffle import BlockWriter, key_digest, key_digests, partitions, read_blocks
+from marin_zephyr.exchange import BlockWriter, read_blocks
+from marin_zephyr.keys import key_digest, key_digests, partitions
 
 SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(max_size=4), st.binary(max_size=4)

@@ -1,0 +1,54 @@
+"""What the parts of one task share: the desk, the counts, the memory, and which columns no batch has had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from marin_zephyr.counters import RowCounts
+from marin_zephyr.formats.rejects import Desk
+
+type Frames = Iterator[pl.DataFrame]
+
+MEMORY = 1 << 30
+
+
+@dataclass
+class TaskContext:
+    """The surroundings of one task.
+
+    Attributes:
+        desk: where refused records go.
+        index: the task's number in its stage.
+        home: the directory in which the task may write.
+        memory: bytes that external merges may hold. It decides how a result is computed, never what it is.
+        counts: each operation's name and counts; made when the chain is built, not when it first runs.
+        absent: column that an expression names -> whether every batch so far lacked it.
+    """
+
+    desk: Desk
+    index: int
+    home: Path
+    memory: int = MEMORY
+    counts: list[tuple[str, RowCounts]] = field(default_factory=list)
+    absent: dict[str, bool] = field(default_factory=dict)
+
+    def counter(self, name: str) -> RowCounts:
+        """Fresh counts for the next operation of the chain."""
+        self.counts.append((name, RowCounts()))
+        return self.counts[-1][1]
+
+    def require(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+        """``frame`` with null columns for the names that it lacks, and a note of those that no batch has had."""
+        lacking = [name for name in names if name not in frame.columns]
+        for name in names:
+            self.absent[name] = self.absent.get(name, True) and name in lacking
+        return frame.with_columns(pl.lit(None).alias(name) for name in lacking) if lacking else frame
+
+
+def nonempty(frames: Frames) -> Frames:
+    """The frames that have rows."""
+    return (frame for frame in frames if frame.height)

@@ -1,0 +1,90 @@
+"""The inputs of tasks that any plan may have: files, rows by value, kept rows, and one partition of an exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from marin_zephyr.context import Frames, TaskContext
+from marin_zephyr.counters import RowCounts
+from marin_zephyr.exchange import read_blocks
+from marin_zephyr.formats import reader
+from marin_zephyr.formats.files import InputFile
+from marin_zephyr.frames import batches_of_rows
+from marin_zephyr.nodes import ReadOptions, Row
+
+_BYTES_A_ROW = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesInput:
+    """Read these files, in this order."""
+
+    files: tuple[InputFile, ...]
+    options: ReadOptions
+
+    @property
+    def weight(self) -> int:
+        """Estimated bytes once decompressed."""
+        return sum(file.weight for file in self.files)
+
+    @property
+    def name(self) -> str:
+        """The first file, and how many more."""
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return self.files[0].url + more
+
+    def frames(self, context: TaskContext, counts: RowCounts) -> Frames:
+        """The files' rows; records that cannot be read are counted as rejected."""
+        for file in self.files:
+            yield from counted(reader(file.format)(file, self.options, context.desk), counts)
+        counts.rows_in += context.desk.num_records + context.desk.num_filtered
+        counts.rejected += context.desk.num_records
+        counts.filtered += context.desk.num_filtered
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowsInput:
+    """These rows, by value."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def weight(self) -> int:
+        """A guess."""
+        return len(self.rows) * _BYTES_A_ROW
+
+    @property
+    def name(self) -> str:
+        """How many rows."""
+        return f"{len(self.rows):,} rows given by value"
+
+    def frames(self, context: TaskContext, counts: RowCounts) -> Frames:
+        """The rows as frames."""
+        return counted(batches_of_rows(self.rows), counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionInput:
+    """One partition of an exchange: its blocks in each of the files, in order."""
+
+    files: tuple[Path, ...]
+    partition: int
+    weight: int = 0
+
+    @property
+    def name(self) -> str:
+        """Which partition."""
+        return f"partition {self.partition} of {len(self.files)} files"
+
+    def frames(self, context: TaskContext, counts: RowCounts) -> Frames:
+        """The partition's rows, file after file."""
+        return counted((f for path in self.files for f in read_blocks(path, self.partition)), counts)
+
+
+def counted(frames: Frames, counts: RowCounts) -> Frames:
+    """The same frames, their rows counted as passed."""
+    for frame in frames:
+        counts.rows_in += frame.height
+        counts.passed += frame.height
+        yield frame
