@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from marin_zephyr import Dataset, Session, agg
+from marin_zephyr import Dataset, Session, agg, col
 from marin_zephyr.errors import MissingExtraError, OutputError, UsageError, UserCodeError, WorkerDiedError
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed")
@@ -112,9 +112,8 @@ def raw(tmp_path: Path) -> Path:
     return directory
 
 
-def notes(directory: Path, pattern: str = "*") -> list[list[str]]:
-    """What `note` has left, one entry a call."""
-    return [path.name.split("-") for path in directory.glob(pattern)]
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 @needs_ray
@@ -182,48 +181,168 @@ def test_a_task_that_kills_two_workers_is_named(on_ray: Session, raw: Path) -> N
 def test_a_killed_node_costs_only_its_tasks(
     on_ray: Session, second: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    """The tasks of the head wait for one of the other node, which waits to be killed; its worker is stopped before, so
-    that it lives on when Ray has given it up, and comes back to life when its task has been done elsewhere."""
-    home = Path(os.environ.get("RAY_TMPDIR", tmp_path)) and tmp_path / "notes"
-    home.mkdir()
+    """The node is killed in the middle of a task, and its worker stopped, so that Ray gives it up while it lives."""
+    import ray
 
-    def note(row: dict) -> dict:
-        import ray
+    tries = tmp_path / "tries"
+    tries.mkdir()
+    node = second()
+    other = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU") == 1)
 
-        node = ray.get_runtime_context().get_node_id()
-        (home / f"{row['n']}-{node}-{os.getpid()}").touch()
-        until(lambda: len({name[1] for name in notes(home)}) == 2)  # the other node has one
-        if node == other and not (tmp_path / "killed").exists():
+    def slow(row: dict) -> dict:
+        here = ray.get_runtime_context().get_node_id()
+        (tries / f"{row['n']}-{here}-{os.getpid()}").touch()
+        until(lambda: list(tries.glob(f"*-{other}-*")))  # the other node has one
+        if here == other:
             until(lambda: (tmp_path / "killed").exists())
         return row
 
-    node = second()
-    import ray
-
-    other = next(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU") == 1)
     ghosts: list[int] = []
 
     def kill() -> None:
-        until(lambda: notes(home, f"*-{other}-*"))
-        ghosts.extend(int(name[2]) for name in notes(home, f"*-{other}-*"))
+        until(lambda: list(tries.glob(f"*-{other}-*")))
+        ghosts.extend(int(path.name.split("-")[2]) for path in tries.glob(f"*-{other}-*"))
         os.kill(ghosts[0], signal.SIGSTOP)
+        raylets = [pid for pid in children(node.pid) if b"raylet/raylet" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         node.kill()
-        (raylet,) = [int(c) for c in children(node.pid) if b"raylet/raylet" in Path(f"/proc/{c}/cmdline").read_bytes()]
-        os.kill(raylet, signal.SIGKILL)
+        for raylet in raylets:
+            os.kill(raylet, signal.SIGKILL)
         (tmp_path / "killed").touch()
 
+    rows = [{"n": i} for i in range(8)]
     killer = threading.Thread(target=kill)
     killer.start()
-    dataset = Dataset.from_rows([{"n": i} for i in range(8)], num_shards=8).map(note)
     try:
-        on_ray.run(dataset.write_parquet(tmp_path / "out"))
+        on_ray.run(Dataset.from_rows(rows, num_shards=8).map(slow).write_jsonl(tmp_path / "out"))
     finally:
         killer.join()
         for ghost in ghosts:
             os.kill(ghost, signal.SIGCONT)
-    with Session(backend="inline") as inline:
-        inline.run(Dataset.from_rows([{"n": i} for i in range(8)], num_shards=8).map(dict).write_parquet(tmp_path / "clean"))
-    ours, clean = tree(tmp_path / "out"), tree(tmp_path / "clean")
-    assert {k: v for k, v in ours.items() if k.startswith("part")} == {k: v for k, v in clean.items() if k.startswith("part")}
-    tried = [int(name[0]) for name in notes(home)]
-    assert len(tried) == 8 + len(ghosts) == 9
+    lines = [path.read_text() for path in sorted((tmp_path / "out").glob("part-*"))]
+    assert [json.loads(line) for line in lines] == rows
+    assert len(ghosts) == 1
+    assert len(list(tries.iterdir())) == len(rows) + 1
+
+
+@needs_ray
+def test_what_a_worker_that_was_given_up_goes_on_writing_touches_nothing_of_the_accepted_try(tmp_path: Path) -> None:
+    from marin_zephyr.backends.pickling import dumps
+    from marin_zephyr.backends.ray import _accept, _attempt, _Orders
+    from marin_zephyr.fingerprints import library_versions
+    from marin_zephyr.planning import plan
+    from marin_zephyr.records import TaskRecord
+
+    rows = Dataset.from_rows([{"n": 1}, {"n": None}], on_error="quarantine").reject(col("n").is_null(), reason="null")
+    stage = plan(rows.write_parquet(tmp_path / "out"), output=None, work_dir=tmp_path).stages[0]
+    home = stage.spec.home
+    (home / "tries").mkdir(parents=True)
+    (home / "tries" / "probe").write_text("token")
+    orders = _Orders(
+        blob=dumps(stage.spec), probe=home / "tries" / "probe", token="token", versions=library_versions(), path=()
+    )
+    first = _attempt(orders, 0, stage.inputs[0], home / "tries" / "first")
+    assert sorted(path.name for path in home.iterdir()) == ["tries"]
+    _accept(first, home / "tries" / "first", home)
+    _attempt(orders, 0, stage.inputs[0], home / "tries" / "ghost")
+    assert len(first.files) == 2
+    assert all(file.is_in(home) for file in first.files)
+    assert TaskRecord.load(home, 0) == first
+
+
+@needs_ray
+def test_no_more_tasks_are_under_way_than_workers_were_asked_for(cluster: str, on_ray: Session, tmp_path: Path) -> None:
+    def alone(row: dict) -> dict:
+        (tmp_path / "one").mkdir()  # fails if another task is here
+        (tmp_path / "one").rmdir()
+        return row
+
+    with Session(backend="ray", ray_address=cluster, workers=1) as session:
+        assert session.count(Dataset.from_rows([{"n": i} for i in range(200)], num_shards=20).map(alone)) == 200
+    assert on_ray.count(Dataset.from_rows([{"n": 1}])) == 1  # one session does not end the other's cluster
+
+
+@needs_ray
+def test_a_node_that_does_not_see_the_driver_s_files_is_named(
+    on_ray: Session, second: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    (tmp_path / "apart").mkdir()
+    (tmp_path / "out").mkdir()
+    hide = 'mount --bind "$0" "$1" && shift && exec "$@"'
+    mounts = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", hide)
+    within = (*mounts, str(tmp_path / "apart"), str(tmp_path / "out"))
+    if subprocess.run([*within, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount namespaces here")
+    second(within=within)
+
+    def wait(row: dict) -> dict:
+        until(lambda: False)  # those on the head never end by themselves
+        return row
+
+    dataset = Dataset.from_rows([{"n": i} for i in range(8)], num_shards=8).map(wait)
+    with pytest.raises(OutputError, match=r"out/\.staging-.* Ray node .* does not see .*storage that all nodes share"):
+        on_ray.run(dataset.write_parquet(tmp_path / "out"))
+    assert not list((tmp_path / "out").glob("part-*"))
+
+
+@needs_ray
+def test_a_node_with_other_libraries_is_refused(tmp_path: Path) -> None:
+    from marin_zephyr.backends.ray import _check_node, _Orders
+    from marin_zephyr.fingerprints import library_versions
+
+    (tmp_path / "probe").write_text("token")
+    orders = _Orders(blob=b"", probe=tmp_path / "probe", token="token", versions=library_versions(), path=())
+    _check_node(orders)
+    with pytest.raises(UsageError, match=r"node .* has polars .*, the driver 0\.1"):
+        _check_node(replace(orders, versions={**orders.versions, "polars": "0.1"}))
+
+
+@needs_ray
+def test_a_cluster_that_does_not_answer_is_a_mistake_told_in_one_line() -> None:
+    script = (
+        "from marin_zephyr import Dataset, Session\n"
+        "from marin_zephyr.errors import UsageError\n"
+        "try:\n"
+        "    Session(backend='ray', ray_address='127.0.0.1:1').count(Dataset.from_rows([]))\n"
+        "except UsageError as e:\n"
+        "    print(e)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("no Ray cluster answers at 127.0.0.1:1 ([Errno 111] Connection refused); ")
+    assert done.stdout.endswith("start one: ray start --head\n")
+
+
+@needs_ray
+def test_without_a_cluster_one_is_started_and_ends_with_the_session(tmp_path: Path) -> None:
+    script = (
+        "import ray\n"
+        "from marin_zephyr import Dataset, Session\n"
+        "with Session(backend='ray', ray_address='local', workers=1) as session:\n"
+        "    print(session.count(Dataset.from_rows([{'n': 1}] * 3, num_shards=2)), ray.is_initialized())\n"
+        "print(ray.is_initialized())\n"
+    )
+    # HOME is where Ray keeps the token of a cluster that it starts.
+    environment = os.environ | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("3 True\nFalse\n", "")
+
+
+@needs_ray
+def test_tasks_that_fit_on_no_node_are_refused(on_ray: Session) -> None:
+    from marin_zephyr.backends.clusters import check_room
+
+    check_room(1 << 20)
+    with pytest.raises(UsageError, match=r"1,125,899,906,842,624 bytes, and the largest node of the Ray cluster has"):
+        check_room(1 << 50)
+
+
+def test_without_the_extra_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else find(name, *more))
+    with pytest.raises(MissingExtraError, match=r"pip install 'marin-zephyr\[ray\]'"):
+        Session(backend="ray").count(Dataset.from_rows([{"n": 1}]))
+
+
+def test_an_address_without_ray_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match=r"ray_address='auto' goes with backend=\"ray\", not 'process'"):
+        Session(ray_address="auto")

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import secrets
 import shutil
 import socket
@@ -96,7 +95,10 @@ class RayBackend:
         self, address: str | None = None, *, workers: int | None = None, task_bytes: int | None = None
     ) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise MissingExtraError('backend="ray" needs the extra `ray`: pip install "marin-zephyr[ray]"')
+            raise MissingExtraError(
+                "backend='ray' needs the extra `ray`: pip install 'marin-zephyr[ray]'"
+                " (in the workspace: uv run --extra ray ...)"
+            )
         self._address = address
         self._workers = workers
         self._task_bytes = task_bytes
