@@ -240,10 +240,10 @@ def test_what_a_worker_that_was_given_up_goes_on_writing_touches_nothing_of_the_
     orders = _Orders(
         blob=dumps(stage.spec), probe=home / "tries" / "probe", token="token", versions=library_versions(), path=()
     )
-    first = _attempt(orders, 0, stage.inputs[0], home / "tries" / "first")
+    first = _attempt(orders, 0, stage.inputs[0], home / "tries" / "first", "here")
     assert sorted(path.name for path in home.iterdir()) == ["tries"]
     _accept(first, home / "tries" / "first", home)
-    _attempt(orders, 0, stage.inputs[0], home / "tries" / "ghost")
+    _attempt(orders, 0, stage.inputs[0], home / "tries" / "ghost", "there")
     assert len(first.files) == 2
     assert all(file.is_in(home) for file in first.files)
     assert TaskRecord.load(home, 0) == first

@@ -5,7 +5,8 @@ with every backend, so all nodes must see the file system on which the work dire
 looks for a probe of the driver's there, and for the driver's library versions, before it begins: a node that is another
 world is an error that names it, not a different result.
 
-A node that Ray has given up may go on writing for a while. So each try of a task writes into a directory of its own,
+A node that Ray has given up may go on writing for a while, and Ray may wait for minutes for a task there. So the driver
+looks itself for tasks on nodes that are no more, and each try of a task writes into a directory of its own,
 and the driver moves the files of the try whose record it accepts to where the task's files belong. What a ghost still
 writes lies in a directory that nobody reads.
 
@@ -42,11 +43,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIES = 2
+_WORKERS = 2
+"""A task that has lost so many workers is at fault."""
 _NODES = 5
-"""So many nodes may be lost under a task: spot machines go in numbers, but one that fells every node must end."""
+"""So too with nodes, but machines that are lent go in numbers."""
 _IN_FLIGHT = 2
 """Tasks handed to Ray per CPU: the next one lies ready where one ends, and its scheduler never holds thousands."""
+_LOOK = 2.0
+"""Seconds without an outcome after which the driver looks for dead nodes."""
+_NODE = "node"
+"""A file in a try's directory: where it runs."""
 _END = 10.0
 """Seconds to wait for cancelled tasks to end; what they write is in nobody's way."""
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -74,8 +80,9 @@ class _Stage:
     waiting: deque[int]
     running: dict[Any, tuple[int, Path]] = field(default_factory=dict)
     """Ray's reference to an outcome -> the task, and where this try of it writes."""
-    deaths: Counter[int] = field(default_factory=Counter)
-    losses: Counter[int] = field(default_factory=Counter)
+    workers: Counter[int] = field(default_factory=Counter)
+    """Task -> workers that were lost under it."""
+    nodes: Counter[int] = field(default_factory=Counter)
 
 
 class RayBackend:
@@ -160,19 +167,23 @@ class RayBackend:
         return self._workers or _IN_FLIGHT * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
     def _collect(self, ray: Any, stage: _Stage) -> Iterator[TaskRecord]:
-        """Waits for at least one outcome, and takes all that are there."""
+        """Waits for an outcome, and takes all that are there; if none comes, looks for those that never will."""
         import pickle
 
-        ray.wait(list(stage.running), num_returns=1)
+        if not ray.wait(list(stage.running), num_returns=1, timeout=_LOOK)[0]:
+            _give_up(ray, stage)
+            return
         ready, _ = ray.wait(list(stage.running), num_returns=len(stage.running), timeout=0)
         for reference in ready:
             index, home = stage.running.pop(reference)
             try:
                 what, value = pickle.loads(ray.get(reference))  # noqa: S301  from our own worker
             except ray.exceptions.RayTaskError as e:
-                raise UsageError(f"a node of the Ray cluster cannot run tasks: {_line(e, -1)}; {_SAME}") from e
+                why = str(e).strip().rpartition("\n")[2]
+                raise UsageError(f"a node of the Ray cluster cannot run tasks: {why}; {_SAME}") from e
             except ray.exceptions.RayError as e:
-                _bury(ray, stage, index, e)
+                with_node = isinstance(e, (ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError))
+                _bury(stage, index, str(e), with_node=with_node)
                 continue
             if what == "failed":
                 raise value
@@ -208,17 +219,26 @@ def _accept(record: TaskRecord, source: Path, home: Path) -> None:
         shutil.rmtree(source, ignore_errors=True)
 
 
-def _bury(ray: Any, stage: _Stage, index: int, error: Exception) -> None:
+def _give_up(ray: Any, stage: _Stage) -> None:
+    """Buries tasks on nodes that are no more."""
+    gone = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
+    for reference, (index, home) in list(stage.running.items()):
+        with suppress(FileNotFoundError):
+            if (home / _NODE).read_text() in gone:
+                del stage.running[reference]
+                ray.cancel(reference, force=True)
+                _bury(stage, index, "the cluster has given it up", with_node=True)
+
+
+def _bury(stage: _Stage, index: int, why: str, *, with_node: bool) -> None:
     """A task was lost with its worker or its node: it is tried again, unless that has happened too often."""
-    gone = isinstance(error, (ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError))
-    (stage.losses if gone else stage.deaths)[index] += 1
-    how = f"lost its {'node' if gone else 'worker'} ({_line(error, 0)})"
+    losses, most = (stage.nodes, _NODES) if with_node else (stage.workers, _WORKERS)
+    losses[index] += 1
+    how = f"lost its {'node' if with_node else 'worker'} ({why.strip().partition('. ')[0]})"
     task = f"task {index} of {stage.spec.name} ({stage.inputs[index].name})"
-    if stage.deaths[index] >= _TRIES or stage.losses[index] >= _NODES:
-        times = stage.losses[index] if gone else stage.deaths[index]
-        raise WorkerDiedError(
-            f"{task}: {how}, {times} times; give it less at a time (shard_bytes), or look at its input"
-        )
+    if losses[index] >= most:
+        fix = "give it less at a time (shard_bytes), or look at its input"
+        raise WorkerDiedError(f"{task}: {how}, {most} times; {fix}")
     _log.warning("%s: %s; trying once more", task, how)
     stage.waiting.appendleft(index)
 
@@ -241,21 +261,23 @@ _held: dict[str, _Orders] = {}
 
 def _on_node(token: str, shared: list[Any], index: int, task_input: TaskInput, home: Path) -> bytes:
     """One try of a task, in a worker process of Ray's."""
-    if token not in _held:
-        import ray
+    import ray
 
+    if token not in _held:
         _held.clear()  # one stage at a time
         _held[token] = ray.get(shared[0])
         hold_to_one_thread()
-    return outcome(partial(_attempt, _held[token], index, task_input, home))
+    node = ray.get_runtime_context().get_node_id()
+    return outcome(partial(_attempt, _held[token], index, task_input, home, node))
 
 
-def _attempt(orders: _Orders, index: int, task_input: TaskInput, home: Path) -> TaskRecord:
+def _attempt(orders: _Orders, index: int, task_input: TaskInput, home: Path, node: str) -> TaskRecord:
     from marin_zephyr.tasks import run_task
 
     _check_node(orders)
     sys.path += [entry for entry in orders.path if entry not in sys.path]
     home.mkdir()
+    (home / _NODE).write_text(node)
     return run_task(replace(load_spec(orders.blob), home=home), index, task_input)
 
 
@@ -281,9 +303,3 @@ def _check_node(orders: _Orders) -> None:
         if version != orders.versions.get(library):
             here = f"the Ray node {name} has {library} {version or '(none)'}"
             raise UsageError(f"{here}, the driver {orders.versions.get(library)}; {_SAME}")
-
-
-def _line(error: BaseException, which: int) -> str:
-    """The first line (0) of an error's text, or the last (-1): Ray's are long."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[which].strip()
