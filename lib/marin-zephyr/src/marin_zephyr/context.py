@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import polars as pl
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.formats.rejects import Desk
 
-type Frames = Iterator[pl.DataFrame]
+type Frames = Generator[pl.DataFrame]
 
 MEMORY = 1 << 30
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import IO
 
@@ -95,18 +96,20 @@ def _merged(frames: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         yield pl.concat(run, rechunk=True) if len(run) > 1 else run[0]
 
 
-def read_blocks(path: Path, partition: int = 0) -> Iterator[pl.DataFrame]:
+def read_blocks(path: Path, partition: int = 0, *, only: Sequence[int] | None = None) -> Iterator[pl.DataFrame]:
     """The rows of one partition, in the order they were written.
+
+    Args:
+        path: a block file.
+        partition: which.
+        only: the numbers of the blocks to read, by default all.
 
     Raises:
         CorruptBlockError: the file is gone or not whole, or a block fails its checksum.
     """
-    try:
-        file = path.open("rb")
-    except OSError as e:
-        raise CorruptBlockError(f"{path}: is gone ({e.strerror}); run again with a fresh work directory") from e
-    with file:
-        for offset, size, rows, crc in _read_index(file, path)[partition]:
+    with _opened(path) as file:
+        blocks = _read_index(file, path)[partition]
+        for offset, size, rows, crc in blocks if only is None else [blocks[i] for i in only]:
             file.seek(offset)
             data = file.read(size)
             if len(data) != size or zlib.crc32(data) != crc:
@@ -115,6 +118,37 @@ def read_blocks(path: Path, partition: int = 0) -> Iterator[pl.DataFrame]:
                 )
             table = pa.ipc.open_stream(data).read_all()
             yield to_frame(table) if table.num_columns else pl.DataFrame(height=rows)
+
+
+def num_rows(path: Path) -> int:
+    """How many rows the first partition has, by the index.
+
+    Raises:
+        CorruptBlockError: the file is gone or not whole.
+    """
+    with _opened(path) as file:
+        return sum(rows for _, _, rows, _ in _read_index(file, path)[0])
+
+
+def read_rows(path: Path, begin: int, end: int) -> Iterator[pl.DataFrame]:
+    """The rows ``begin`` up to ``end`` of the first partition; blocks that hold none of them are not read.
+
+    Raises:
+        CorruptBlockError: the file is gone or not whole, or a block fails its checksum.
+    """
+    with _opened(path) as file:
+        sizes = [rows for _, _, rows, _ in _read_index(file, path)[0]]
+    starts = [0, *accumulate(sizes)]
+    touched = [i for i, size in enumerate(sizes) if starts[i] < end and starts[i] + size > begin]
+    for i, frame in zip(touched, read_blocks(path, only=touched), strict=True):
+        yield frame[max(begin - starts[i], 0) : end - starts[i]]
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as e:
+        raise CorruptBlockError(f"{path}: is gone ({e.strerror}); run again with a fresh work directory") from e
 
 
 def _read_index(file: IO[bytes], path: Path) -> list[list[list[int]]]:

@@ -1,7 +1,8 @@
 """The nodes of a lazy plan: sources, operations, keyed work and sinks, as plain frozen dataclasses.
 
-Sources (`FileSource`, `RowSource`) have no upstream; an operation is an `Apply` node around one of the dataclasses
-below; keyed work (`Distinct`, `GroupBy`) and `Sink` are nodes of their own, because the planner cuts stages there.
+Sources (`FileSource` and so on) have no upstream; an operation is an `Apply` node around one of the dataclasses
+below; keyed work (`Distinct`, `GroupBy`), positional work that cuts stages (`Union`, `Repartition`, `Take`) and `Sink`
+are nodes of their own, because the planner cuts stages there.
 
 Invariant: a node holds only plain values, functions and expressions, so a plan can be pickled, fingerprinted and
 explained without being run.
@@ -9,7 +10,7 @@ explained without being run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -61,6 +62,27 @@ class RowSource:
     rows: tuple[Row, ...]
     num_shards: int
     on_error: OnError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrowSource:
+    """Rows given as Arrow IPC streams, one a shard."""
+
+    streams: tuple[bytes, ...]
+    on_error: OnError
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSource:
+    """Rows of a dataset of the Hugging Face hub; see `Dataset.from_hf` for the fields."""
+
+    dataset: str
+    revision: str | None
+    split: str
+    config: str | None
+    on_error: OnError
+    shard_bytes: int | None
+    options: ReadOptions
 
 
 @dataclass(frozen=True)
@@ -123,7 +145,37 @@ class MapBatches:
 
 
 type RowOp = Map | FlatMap | FilterRows
-type Op = RowOp | FilterExpr | RejectWhere | Select | WithColumns | MapBatches
+type Op = RowOp | FilterExpr | RejectWhere | Select | WithColumns | MapBatches | Explode | Sample | Window | MapShards
+
+
+@dataclass(frozen=True)
+class Explode:
+    """One row for each member of the lists in a column."""
+
+    column: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Each row with probability ``fraction``, by the hash of its position."""
+
+    fraction: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A function over ``size`` consecutive rows of a shard at a time."""
+
+    fn: Callable[[list[Row]], Iterable[Row]]
+    size: int
+
+
+@dataclass(frozen=True)
+class MapShards:
+    """A function over all rows of a shard."""
+
+    fn: Callable[[Iterator[Row]], Iterable[Row]]
 
 
 @dataclass(frozen=True)
@@ -152,6 +204,29 @@ class GroupBy:
     aggregates: tuple[Aggregate, ...]
 
 
+@dataclass(frozen=True)
+class Union:
+    """The rows of all upstreams, one after the other."""
+
+    upstreams: tuple[Node, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repartition:
+    """The same rows in ``num_shards`` contiguous, even shards."""
+
+    upstream: Node
+    num_shards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Take:
+    """The first rows."""
+
+    upstream: Node
+    num_rows: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sink:
     """Writes ``path/part-00000.*`` and, last, ``path/_manifest.json``."""
@@ -162,4 +237,5 @@ class Sink:
     compression: str | None
 
 
-type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Sink
+type Source = FileSource | RowSource | ArrowSource | HubSource
+type Node = Source | Apply | Distinct | GroupBy | Union | Repartition | Take | Sink

@@ -1,8 +1,9 @@
 """From nodes to stages: operations between two exchanges are fused into one stage, and each stage is cut into tasks.
 
-A stage is one input per task, a chain of operations, and an output. Keyed work ends a stage: each keyed node has a
-module in `marin_zephyr.keyed` that knows which stages it becomes. What only a reader can leave out (columns that
-nothing looks at, rows that a filter drops at once) is pushed down into it when a stage is closed (`pushdown`).
+A stage is one input per task, a chain of operations, and an output. Keyed and positional work ends a stage: each such
+node has a module in `marin_zephyr.keyed` or `marin_zephyr.positional` that knows which stages it becomes. What only a
+reader can leave out (columns that nothing looks at, rows that a filter drops at once) is pushed down into it when a
+stage is closed (`pushdown`).
 
 Everything here is pure: it lists input files and computes fingerprints, and runs nothing. The number of tasks and
 partitions follows from the inputs alone.
@@ -10,6 +11,7 @@ partitions follows from the inputs alone.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,9 +21,24 @@ from marin_zephyr.errors import UsageError
 from marin_zephyr.explaining import describe
 from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
-from marin_zephyr.inputs import FilesInput, PartitionInput, RowsInput
+from marin_zephyr.hub import files_of
+from marin_zephyr.inputs import ArrowInput, FilesInput, PartitionInput, RowsInput
 from marin_zephyr.keys import PARTITION_FUNCTION
-from marin_zephyr.nodes import Apply, Distinct, FileSource, GroupBy, Node, OnError, RowSource, Sink
+from marin_zephyr.nodes import (
+    Apply,
+    ArrowSource,
+    Distinct,
+    FileSource,
+    GroupBy,
+    HubSource,
+    Node,
+    OnError,
+    Repartition,
+    RowSource,
+    Sink,
+    Take,
+    Union,
+)
 from marin_zephyr.outputs import Counted, Kept, Parts
 from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput, blocks_path
 
@@ -29,6 +46,11 @@ _PARTITION_BYTES = 64 << 20
 _MAX_PARTITIONS = 256
 _SCHEMA = 2
 
+_POSITIONAL: dict[type, str] = {
+    Union: "unions",
+    Repartition: "repartitioning",
+    Take: "taking",
+}
 _EXPANSIONS: dict[type, str] = {
     Distinct: "distinct",
     GroupBy: "grouping",
@@ -103,9 +125,15 @@ class Builder:
                 return _open_files(node)
             case RowSource():
                 return _open_rows(node)
+            case ArrowSource():
+                return _open_arrow(node)
+            case HubSource():
+                return _open_files(files_of(node))
             case Apply():
                 upstream = self.open(node.upstream)
                 return replace(upstream, ops=(*upstream.ops, node.op))
+        if module := _POSITIONAL.get(type(node)):
+            return import_module(f"marin_zephyr.positional.{module}").expand(self, node)
         return import_module(f"marin_zephyr.keyed.{_EXPANSIONS[type(node)]}").expand(self, node)
 
     def close(self, stage: Open, name: str, output: Output, *, internal: bool = False) -> Stage:
@@ -179,4 +207,10 @@ def _open_rows(source: RowSource) -> Open:
     n, k = len(source.rows), source.num_shards
     inputs = tuple(RowsInput(rows=source.rows[n * i // k : n * (i + 1) // k]) for i in range(k))
     origin = fingerprint((source.rows, k))
+    return Open(inputs=inputs, origin=origin, weight=sum(i.weight for i in inputs), on_error=source.on_error)
+
+
+def _open_arrow(source: ArrowSource) -> Open:
+    inputs = tuple(ArrowInput(stream=stream) for stream in source.streams)
+    origin = fingerprint([hashlib.sha256(stream).hexdigest() for stream in source.streams])
     return Open(inputs=inputs, origin=origin, weight=sum(i.weight for i in inputs), on_error=source.on_error)

@@ -238,7 +238,7 @@ class Session:
 
 
 def _totals(reports: list[StageReport]) -> dict[str, int]:
-    totals = {"rows_in": reports[0].rows_in, "rows_out": reports[-1].rows_out}
+    totals = {"rows_in": sum(r.rows_read for r in reports), "rows_out": reports[-1].rows_out}
     # The exchange of keys moves no rows of the caller's.
     visible = [r for r in reports if not r.name.endswith("distinct-pick")]
     for what in ("filtered", "rejected", "consumed", "produced"):

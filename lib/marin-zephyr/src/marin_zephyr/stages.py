@@ -30,6 +30,7 @@ from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.durability import replace_file, sole_writer, sync, writing
 from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
+from marin_zephyr.inputs import SOURCES
 from marin_zephyr.outputs import Parts
 from marin_zephyr.specs import Stage
 
@@ -46,6 +47,8 @@ class StageReport:
     num_tasks: int
     operations: tuple[tuple[str, dict[str, int]], ...]
     counters: dict[str, int]
+    rows_read: int = 0
+    """Rows that came from sources, and not from an earlier stage."""
     files: tuple[dict[str, Any], ...]
     """Name, size and rows of each file, relative to the stage's directory."""
     executed: int = 0
@@ -130,6 +133,11 @@ def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: f
         num_tasks=len(records),
         operations=tuple((name, counts.to_json()) for name, counts in operations),
         counters=dict(sorted(counters.items())),
+        rows_read=sum(
+            record.rows_in
+            for record, task_input in zip(records, stage.inputs, strict=True)
+            if isinstance(task_input, SOURCES)
+        ),
         files=tuple(files),
         executed=executed,
         seconds=seconds,
@@ -192,6 +200,7 @@ def _lasting(report: StageReport) -> dict[str, Any]:
         "num_tasks": report.num_tasks,
         "operations": [list(entry) for entry in report.operations],
         "counters": report.counters,
+        "rows_read": report.rows_read,
         "files": list(report.files),
     }
 

@@ -32,6 +32,7 @@ def run_task(spec: StageSpec, index: int, task_input: TaskInput, *, memory: int 
         with collecting() as counters:
             frames = task_input.frames(context, context.counter("read"))
             files = spec.output.write(run_chain(frames, spec.ops, spec.labels, context), context)
+            frames.close()  # an operation may have had enough; what was read until then is counted now
         desk.close()
     check_chain(context.counts)
     if desk.path.exists():
