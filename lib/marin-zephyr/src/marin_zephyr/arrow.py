@@ -37,7 +37,7 @@ def _table(data: Any) -> pa.Table:
         if hasattr(data, "__arrow_c_stream__"):
             return pa.table(data)
         return pa.Table.from_batches([data] if isinstance(data, pa.RecordBatch) else list(data))
-    except (TypeError, pa.ArrowInvalid) as e:
+    except (TypeError, ValueError) as e:  # Arrow's own are ValueErrors
         what = f"{type(data).__name__} ({e})"
         raise UsageError(f"from_arrow: {what} is neither a table nor record batches of one schema") from e
 

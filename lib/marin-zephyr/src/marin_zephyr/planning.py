@@ -154,6 +154,9 @@ class Builder:
             "on_error": stage.on_error,
         }
         digest = fingerprint(list(ingredients.values()))  # a label holds a line number, which does not count
+        for before in self.stages:
+            if before.fingerprint == digest:  # one dataset may feed another twice
+                return before
         numbered = f"{len(self.stages)}-{name}"
         if isinstance(output, Parts):
             home = Path(output.path).absolute() / f"{STAGING}{digest[:16]}"

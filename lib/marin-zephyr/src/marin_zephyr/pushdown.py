@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from marin_zephyr.fingerprints import fingerprint
 from marin_zephyr.inputs import FilesInput
 from marin_zephyr.nodes import FilterExpr, FilterRows, ReadOptions, Select, WithColumns
 from marin_zephyr.outputs import Counted, Parts
@@ -31,6 +32,8 @@ def push_down(
         return inputs, ops
     files = [i for i in inputs if isinstance(i, FilesInput)]
     options = files[0].options
+    if any(fingerprint(i.options) != fingerprint(options) for i in files):  # the union of several sources
+        return inputs, ops
     if options.string_columns:  # a record may be refused for what one of these holds: each must be looked at
         return inputs, ops
     first = _leading_filters(ops)
