@@ -1,4 +1,4 @@
-"""Sources that are no files: Arrow data, and datasets as the hub's loader lays them out."""
+"""Arrow data as source and sink, and datasets as the hub's loader lays them out."""
 
 import importlib.util
 import json
@@ -69,6 +69,20 @@ def test_what_is_no_arrow_data_is_refused_where_it_is_given() -> None:
             Dataset.from_arrow(data)
     with pytest.raises(SchemaError, match="from_arrow: a column cannot be used"):
         Dataset.from_arrow(pa.table([pa.array([1]), pa.array([2])], names=["n", "n"]))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4", "none"])
+def test_parts_written_as_arrow_have_one_schema_and_are_read_back(tmp_path: Path, compression: str) -> None:
+    rows = [{"n": 1}, {"n": 2}, {"n": 0.5, "text": "☃"}, {"n": None}]
+    dataset = Dataset.from_rows(rows, num_shards=4).write_arrow(tmp_path / "out", compression=compression)
+    with Session(backend="inline") as session:
+        files = session.run(dataset).files
+    schemas = [pa.ipc.open_file(file).schema for file in files]
+    assert [file.name for file in files] == [f"part-{i:05d}.arrow" for i in range(4)]
+    assert all(schema == schemas[0] for schema in schemas)
+    assert schemas[0].field("n").type == pa.float64()
+    expected = [{"n": row["n"], "text": row.get("text")} for row in rows]
+    assert rows_of(Dataset.from_files(tmp_path / "out")) == expected
 
 
 @pytest.fixture

@@ -330,6 +330,11 @@ class Dataset:
         _check("compression", compression, ("zstd", "snappy", "none"))
         return self._sink(path, "parquet", compression)
 
+    def write_arrow(self, path: str | Path, *, compression: Literal["zstd", "lz4", "none"] = "zstd") -> Dataset:
+        """Writes ``path/part-00000.arrow`` (Arrow IPC files) and so on, one a shard of work; see `Sink`."""
+        _check("compression", compression, ("zstd", "lz4", "none"))
+        return self._sink(path, "arrow", compression)
+
     def write_jsonl(self, path: str | Path, *, compression: Literal["gz", "zst"] | None = None) -> Dataset:
         """Writes ``path/part-00000.jsonl`` (``.gz``, ``.zst``) and so on, one a shard of work; see `Sink`."""
         if compression is not None:
@@ -344,7 +349,7 @@ class Dataset:
             raise UsageError(f"{operation} after a write to {self.node.path}: keep the dataset from before the write")
         return self.node
 
-    def _sink(self, path: str | Path, format: Literal["jsonl", "parquet"], compression: str | None) -> Dataset:
+    def _sink(self, path: str | Path, format: Literal["jsonl", "parquet", "arrow"], compression: str | None) -> Dataset:
         if "://" in str(path):
             raise UsageError(f"write to {path}: only local directories can be written; copy the result afterwards")
         return Dataset(Sink(upstream=self._rows("write"), path=str(path), format=format, compression=compression))

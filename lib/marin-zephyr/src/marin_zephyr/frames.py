@@ -46,6 +46,7 @@ def to_frame(table: pa.Table) -> pl.DataFrame:
         return pl.DataFrame(height=table.num_rows)
     frame = pl.from_arrow(table, rechunk=False)
     assert isinstance(frame, pl.DataFrame)
+    frame.columns = table.column_names  # Polars calls a column without a name `column_0`
     return frame
 
 

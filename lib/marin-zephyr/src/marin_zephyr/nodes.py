@@ -24,7 +24,11 @@ type OnError = Literal["raise", "skip", "quarantine"]
 type Row = dict[str, Any]
 type Inputs = str | Path | Sequence[str | Path]
 
-FORMATS = ("jsonl", "json", "parquet", "csv", "text")
+# The bytes of the line that a row was read from, without its end.
+RAW = "\0raw"
+FORMATS = ("jsonl", "json", "parquet", "arrow", "warc", "csv", "text")
+"""What ``format=`` may be. JSON lines (jsonl); JSON lines, one array of objects, or one object over lines (json);
+parquet; Arrow IPC files and streams (arrow); web archives (warc); CSV with a header (csv); any other text (text)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class ReadOptions:
     predicate: pl.Expr | None = None
     """Rows for which it is not true are left out by the reader."""
     raw: bool = False
-    """Adds the binary column ``\\0raw``: each line as it stands in the file, without its end."""
+    """Lines are wanted as they stand, in the column `RAW`; only of formats of lines of JSON."""
     pushed: bool = False
     """Whether ``columns`` is what the plan looks at, not what the caller asked for: absent ones stay absent."""
 
@@ -233,7 +237,7 @@ class Sink:
 
     upstream: Node
     path: str
-    format: Literal["jsonl", "parquet"]
+    format: Literal["jsonl", "parquet", "arrow"]
     compression: str | None
 
 

@@ -197,7 +197,7 @@ def _check_apart(stages: list[Stage], out: Path) -> None:
 
 def _open_files(source: FileSource) -> Open:
     files = list_files(source)
-    groups = shards(files, shard_bytes=source.shard_bytes)
+    groups = shards(files, source.options, shard_bytes=source.shard_bytes)
     return Open(
         inputs=tuple(FilesInput(files=group, options=source.options) for group in groups),
         origin=fingerprint(([[f.identity for f in group] for group in groups], source.options)),

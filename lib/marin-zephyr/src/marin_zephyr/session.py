@@ -115,7 +115,7 @@ class Session:
         """Runs a dataset that ends in a sink.
 
         Args:
-            dataset: ends in ``write_parquet`` or ``write_jsonl``.
+            dataset: ends in a write: ``write_parquet``, ``write_jsonl`` or ``write_arrow``.
             name: what progress calls it.
 
         Raises:

@@ -11,6 +11,7 @@ from marin_zephyr import Dataset
 from marin_zephyr.errors import InputError, UsageError
 from marin_zephyr.formats import infer
 from marin_zephyr.formats.files import list_files, shards
+from marin_zephyr.nodes import ReadOptions
 
 
 def listed(inputs, **options):
@@ -95,7 +96,7 @@ def test_small_files_share_a_shard_and_order_is_kept(tmp_path):
         put(tmp_path / f"{i}.txt", b"x" * 30)
     put(tmp_path / "5big.txt", b"x" * 500)
     files = listed(tmp_path)
-    cut = shards(files, shard_bytes=100)
+    cut = shards(files, ReadOptions(), shard_bytes=100)
     assert [f for shard in cut for f in shard] == list(files)
     assert [len(shard) for shard in cut] == [3, 3, 1, 3, 1]
 

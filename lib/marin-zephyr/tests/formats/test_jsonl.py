@@ -1,7 +1,9 @@
 """JSON lines, clean and dirty: what is read, what is refused with line and offset, and nothing in between."""
 
+import base64
 import gzip
 import json
+import random
 from pathlib import Path
 
 import polars as pl
@@ -9,12 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import marin_zephyr.formats.lines as lines_module
 from marin_zephyr.errors import BadRecordError, SchemaError, TruncatedFileError
 from marin_zephyr.formats import jsonl
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import BLOCK_BYTES
+from marin_zephyr.formats.objects import measure_depth
 from marin_zephyr.formats.rejects import Desk
-from marin_zephyr.nodes import ReadOptions
+from marin_zephyr.formats.writers import part_writer
+from marin_zephyr.nodes import RAW, FilterExpr, ReadOptions
+from marin_zephyr.operations import TaskContext, run_chain
 
 
 def write(path: Path, data: bytes) -> InputFile:
@@ -102,8 +108,6 @@ def test_a_bad_line_is_refused_with_its_place_and_the_others_are_kept(path, kind
 
 
 def test_the_raw_bytes_of_a_bad_line_are_kept(path):
-    import base64
-
     _, refused = read(path, b'{"t":"caf\xe9"}\r\n', "quarantine")
     assert base64.b64decode(refused[0]["raw"]) == b'{"t":"caf\xe9"}'
 
@@ -169,7 +173,8 @@ def test_columns_that_are_not_asked_for_may_hold_anything(path, late):
 @pytest.mark.parametrize("columns", [None, ("t",)])
 def test_whether_a_line_is_a_record_does_not_depend_on_the_columns(path, columns):
     good = b'{"t":"a","x":1}\n'
-    bad = [b'{"t":"b","x":' + b"[" * 20_000, b'{"t":"b","x":1,"x":2}', b'{"t":"b","x":"\\ud800"}']
+    bad = [b'{"t":"b","x":' + b"[" * 20_000, b'{"t":"b","x":1,"x"}', b'{"t":"b","x":"\\ud800"}']
+    bad += [b'{"t":"b","x":"caf\xe9"}', b'{"t":"b","x":' + b"[" * 300 + b"]" * 300 + b"}", b'{"t":"b"}{"t":"c"}']
     for line in bad:
         rows, refused = read(path, good + line + b"\n" + good, "quarantine", columns=columns)
         assert ([row["t"] for row in rows], [entry["line"] for entry in refused]) == (["a", "a"], [2])
@@ -218,9 +223,12 @@ def test_batches_are_bounded(path):
 
 DEEP = b"[" * 60 + b"]" * 60
 UNKEEPABLE = [b"123456789012345678901234567890", b"9" * 5000, b'{"y":[-9223372036854775809]}', DEEP]
+UNKEEPABLE += [b'1,"x":2', b'{"y":1,"z":0,"y":"1"}', b'[{"y\\u0000":1}]']
 
 
-@pytest.mark.parametrize("value", UNKEEPABLE, ids=["huge", "thousands of digits", "inside", "deep"])
+@pytest.mark.parametrize(
+    "value", UNKEEPABLE, ids=["huge", "digits", "inside", "deep", "twice", "twice inside", "NUL in a key"]
+)
 @pytest.mark.parametrize("first", [0, 30], ids=["at the start", "after the sample"])
 def test_a_value_that_cannot_be_kept_costs_the_line_only_where_it_is_asked_for(path, value, first):
     good = b'{"t":"a","x":1}\n'
@@ -266,10 +274,187 @@ def test_brackets_in_strings_are_not_nesting(value):
         return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
 
     padded = [value, *([[]] * 50)]
-    assert jsonl._depth(json.dumps(padded).encode()) == depth(padded)
+    assert measure_depth(json.dumps(padded).encode()) == depth(padded)
 
 
 @given(pieces=BRACKETS)
 def test_measuring_takes_any_bytes(pieces):
     data = b"".join(pieces)
-    assert 0 <= jsonl._depth(data) <= data.count(b"[") + data.count(b"{")
+    assert 0 <= measure_depth(data) <= data.count(b"[") + data.count(b"{")
+
+
+# What a line of a damaged file looks like: bytes of it changed, dropped, doubled, or one line run into the next.
+GOOD = [b'{"t":"a","n":1,"x":{"y":[1,2]}}', b'{"n":2,"t":"\xc3\xa9\\n","x":null}', b'{"t":"","n":-3,"x":{"y":[]}}', b""]
+PIECES = st.sampled_from(
+    [b'"', b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\r", b" ", b"\0", b"\xff", b"\\ud800", b"NaN"]
+)
+PIECES |= st.sampled_from(
+    [b'"t":', b'"x":1,', b"1e999", b"9" * 25, b"[[", b'{"x":', b"}{", b"}\n{", b"\x0b", b"0", b"-"]
+)
+
+
+@st.composite
+def damaged(draw):
+    """Lines of which some are damaged."""
+    data = bytearray(b"\n".join(draw(st.lists(st.sampled_from(GOOD), min_size=1, max_size=12))))
+    for _ in range(draw(st.integers(0, 3))):
+        at = draw(st.integers(0, len(data)))
+        data[at : at + draw(st.integers(0, 2))] = draw(PIECES)
+    return bytes(data).replace(b"-NaN", b"NaN")  # which Arrow takes for NaN, and Python refuses
+
+
+def outcome(path, data, **options):
+    try:
+        return repr(read(path, data, "quarantine", **options))
+    except SchemaError:
+        return "types that do not agree"
+
+
+@settings(max_examples=50)
+@given(data=damaged(), columns=st.sampled_from([None, ("t",), ("n", "z"), ("x", "t")]), raw=st.booleans())
+def test_reading_at_full_speed_equals_reading_line_by_line(data, columns, raw, tmp_path_factory):
+    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
+    data = b"\n".join(GOOD[:3]) + b"\n" + data
+    options = {"columns": columns, "with_source": True, "raw": raw}
+    fast = outcome(path, data, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "_SMALLEST_PART", 40)
+        assert outcome(path, data, **options) == fast
+        patch.setattr(jsonl, "_parse_fast", lambda *_: None)
+        patch.setattr(jsonl, "_SMALLEST_PART", 1 << 20)
+        assert outcome(path, data, **options) == fast
+
+
+def test_a_block_too_large_for_arrow_is_read_in_parts(path, monkeypatch):
+    data = b"".join(b'{"n":%d}\n' % i for i in range(3000))
+    whole = read(path, data, with_source=True)
+    monkeypatch.setattr(jsonl, "_ARROW_LIMIT", 5000)
+    monkeypatch.setattr(jsonl, "_SMALLEST_PART", 1000)
+    assert read(path, data, with_source=True) == whole
+
+
+def test_lines_that_hold_two_objects_and_objects_of_two_lines_do_not_cancel_out(path):
+    rows, refused = read(path, b'{"n":0}\n{"n":1}{"n":2}\n{"n":\n3}\n{"n":4}\n', "quarantine", with_source=True)
+    assert [(row["n"], row["source_row"]) for row in rows] == [(0, 1), (4, 5)]
+    assert [entry["line"] for entry in refused] == [2, 3, 4]
+
+
+def test_dirt_costs_only_the_part_in_which_it_is(path, monkeypatch):
+    lines = [b'{"n":%d,"t":"%s"}\n' % (i, b"x" * 100) for i in range(20_000)]
+    lines[7000] = b"dirt\n"
+    by_hand = []
+    slow = jsonl._parse_lines
+    monkeypatch.setattr(jsonl, "_parse_lines", lambda block, *rest: by_hand.append(block) or slow(block, *rest))
+    rows, refused = read(path, b"".join(lines), "quarantine", with_source=True)
+    assert [row["source_row"] for row in rows] == [i + 1 for i in range(20_000) if i != 7000]
+    assert [row["n"] for row in rows] == [i for i in range(20_000) if i != 7000]
+    assert [entry["line"] for entry in refused] == [7001]
+    assert len(by_hand) == 1
+    assert len(by_hand[0].data) <= 1 << 17
+
+
+@given(pieces=st.lists(st.sampled_from([b"[", b"{", b"]", b"x" * 700, b"[" * 900]), max_size=12))
+def test_brackets_are_counted_exactly(pieces):
+    data = b"".join(pieces) or b"{"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsonl, "_SCAN_BYTES", 2048)
+        counted = jsonl._openings(data)
+    expected = [data.count(b"[", 0, i * 1024) + data.count(b"{", 0, i * 1024) for i in range(len(counted) - 1)]
+    assert counted.tolist() == [*expected, data.count(b"[") + data.count(b"{")]
+
+
+PREDICATES = {
+    "n > 0": pl.col("n") > 0,
+    "string": pl.col("t").str.len_chars() > 0,
+    "null": pl.col("t").is_null(),
+    "absent": pl.col("z").is_null(),
+    "absent string": pl.col("z").str.contains("a"),
+    "two": (pl.col("n") > 1) | (pl.col("t") == "a"),
+    "always": pl.lit(True),
+}
+
+
+@settings(max_examples=50)
+@given(data=damaged(), name=st.sampled_from(list(PREDICATES)), columns=st.sampled_from([None, ("t",), ("x", "n")]))
+def test_a_predicate_equals_reading_everything_and_filtering(data, name, columns, tmp_path_factory):
+    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
+    file = write(path, b"\n".join(GOOD[:3]) + b"\n" + data)
+    # Without a predicate its columns are asked for by name: what cannot be kept in them is refused all the same.
+    names = None if columns is None else tuple(dict.fromkeys((*columns, *PREDICATES[name].meta.root_names())))
+    whole, pushed = (Desk("quarantine", path.parent / f"{kind}.jsonl") for kind in ("whole", "pushed"))
+    try:
+        frames = list(jsonl.read(file, ReadOptions(columns=names, with_source=True), whole))
+        expected = [row for frame in frames for row in keep(frame, PREDICATES[name])]
+    except SchemaError:
+        return
+    options = ReadOptions(columns=columns, with_source=True, predicate=PREDICATES[name])
+    got = [row for frame in jsonl.read(file, options, pushed) for row in frame.to_dicts()]
+    asked = None if columns is None else {*columns, "source", "source_row", "source_offset"}
+    assert repr(got) == repr([{k: v for k, v in row.items() if asked is None or k in asked} for row in expected])
+    assert pushed.num_filtered == sum(frame.height for frame in frames) - len(expected)
+    assert pushed.num_records == whole.num_records
+    assert pushed.absent == {} if name == "always" else set(pushed.absent) == set(PREDICATES[name].meta.root_names())
+
+
+def keep(frame, predicate):
+    """What `filter` of a dataset keeps of a frame."""
+    context = TaskContext(Desk("raise", Path("/dev/null")))
+    kept = run_chain(iter([frame]), [FilterExpr(predicate)], ["filter"], context)
+    return [row for f in kept for row in f.select(frame.columns).to_dicts()]
+
+
+def test_a_predicate_may_name_where_a_row_came_from(path):
+    data = b'{"n":1}\n{"n":2}\n{"n":3}\n'
+    rows, _ = read(path, data, columns=("n",), with_source=True, predicate=pl.col("source_row") > 1)
+    assert [row["n"] for row in rows] == [2, 3]
+
+
+def test_a_predicate_that_cannot_be_evaluated_is_an_error_that_names_the_file(path):
+    with pytest.raises(SchemaError, match=r"a\.jsonl: filter"):
+        read(path, b'{"n":1}\n', predicate=pl.col("n").str.contains("a"))
+    with pytest.raises(SchemaError, match=r"a\.jsonl: filter: the expression gives Int64, not true or false"):
+        read(path, b'{"n":1}\n', predicate=pl.col("n"))
+
+
+def test_columns_that_a_predicate_alone_needs_are_not_given(path):
+    rows, _ = read(path, b'{"n":1,"t":"a"}\n{"n":2,"t":"b"}\n' * 30, columns=("t",), predicate=pl.col("n") == 2)
+    assert rows == [{"t": "b"}] * 30
+
+
+def test_rows_without_columns_are_still_counted(path):
+    desk = Desk("raise", path.parent / "rejects.jsonl")
+    frames = list(jsonl.read(write(path, b'{"n":1}\n{"n":2}\n'), ReadOptions(columns=()), desk))
+    assert [(frame.height, frame.width) for frame in frames] == [(2, 0)]
+
+
+@pytest.mark.parametrize("compression", [None, "gz", "zst"])
+def test_raw_lines_are_written_as_they_stood(path, tmp_path, compression):
+    lines = [b'{"n": 1, "t": "a"}', b' {"t":"\\u00e9","n":2} ', b'{"n":3}', b'{"n":4.50,"x":[ ]}']
+    file = write(path, b"\xef\xbb\xbf" + lines[0] + b"\r\n\n" + b"\n".join(lines[1:]))
+    options = ReadOptions(raw=True, columns=("n",), predicate=pl.col("n") != 3)
+    frames = list(jsonl.read(file, options, Desk("raise", tmp_path / "rejects.jsonl")))
+    assert [row[RAW] for frame in frames for row in frame.to_dicts()] == [lines[0], lines[1], lines[3]]
+    part = part_writer(tmp_path / "part", "jsonl", compression)
+    for frame in frames:
+        part.write(frame)
+    part.close()
+    written = InputFile(
+        url=str(tmp_path / "part"), name="part", format="jsonl", compression=compression, size=1, version=""
+    )
+    again = list(jsonl.read(written, ReadOptions(raw=True), Desk("raise", tmp_path / "rejects.jsonl")))
+    assert [line for frame in again for line in frame[RAW]] == [lines[0], lines[1], lines[3]]
+
+
+def test_raw_objects_of_an_array_are_lines(tmp_path):
+    rows, _ = read(
+        tmp_path / "a.json", b'[{"n": 1,\n "t": "\xc3\xa9"}, {"n": 123456789012345678901}]', "skip", raw=True
+    )
+    assert [json.loads(row[RAW]) for row in rows] == [{"n": 1, "t": "é"}]
+
+
+def test_a_line_longer_than_many_blocks_is_one_row(path, monkeypatch):
+    text = "".join(random.Random(0).choices('ab\\"é\n', k=300_000))
+    monkeypatch.setattr(lines_module, "BLOCK_BYTES", 1000)
+    monkeypatch.setitem(lines_module.file_blocks.__kwdefaults__, "size", 1000)
+    rows, _ = read(path, json.dumps({"t": text}).encode() + b'\n{"t":"b"}\n', with_source=True)
+    assert [(row["t"], row["source_row"]) for row in rows] == [(text, 1), ("b", 2)]

@@ -99,7 +99,7 @@ def test_what_is_not_there_is_named(server: str) -> None:
         session.count(Dataset.from_files("s3://lab/none"))
 
 
-@pytest.mark.parametrize("write", ["write_parquet", "write_jsonl"])
+@pytest.mark.parametrize("write", ["write_parquet", "write_jsonl", "write_arrow"])
 def test_a_remote_sink_is_refused_before_anything_runs(write: str) -> None:
     with pytest.raises(UsageError, match=r"write to s3://lab/out: only local directories"):
         getattr(Dataset.from_rows([{"n": 1}]), write)("s3://lab/out")

@@ -2,13 +2,17 @@
 
 import bz2
 import gzip
+import io
 import lzma
 import zlib
 
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from marin_zephyr.errors import InputError, TruncatedFileError
+from marin_zephyr.formats import streams
 from marin_zephyr.formats.streams import blocks
 
 TEXT = b"".join(b"line %d of a text that is long enough\n" % i for i in range(5000))
@@ -105,3 +109,63 @@ def test_what_lies_before_damage_is_read(tmp_path):
     got, error = drain(tmp_path / "a.gz", "gz")
     assert got == TEXT * 15
     assert f"gz data is damaged: it shows after {len(got):,} uncompressed bytes" in str(error)
+
+
+MEMBERS = st.lists(
+    st.tuples(
+        st.one_of(st.binary(max_size=200), st.binary(max_size=20).map(lambda data: data * 5000)), st.integers(0, 9)
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def by_the_standard_library(data):
+    """What zlib makes of the file before it errs, and its error."""
+    got = b""
+    stream = gzip.GzipFile(fileobj=io.BytesIO(data))
+    try:
+        while piece := stream.read1(1 << 16):
+            got += piece
+    except (EOFError, gzip.BadGzipFile, zlib.error) as e:
+        return got, e
+    return got, None
+
+
+@settings(max_examples=50)
+@given(members=MEMBERS, padding=st.integers(0, 3), cut=st.floats(0, 1))
+def test_a_gzip_file_cut_anywhere_gives_at_least_what_zlib_gives(members, padding, cut, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gz") / "a.gz"
+    data = b"".join(gzip.compress(text, level) + b"\0" * padding for text, level in members)
+    whole = b"".join(text for text, _ in members)
+    path.write_bytes(data)
+    assert drain(path, "gz") == (whole, None)
+    path.write_bytes(data[: int(cut * len(data))])
+    (got, error), (theirs, their_error) = drain(path, "gz"), by_the_standard_library(path.read_bytes())
+    assert whole.startswith(got)
+    assert got.startswith(theirs)
+    assert (error is None) == (their_error is None)
+    if isinstance(their_error, EOFError):
+        assert isinstance(error, TruncatedFileError)
+
+
+@settings(max_examples=50)
+@given(members=MEMBERS, at=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_a_damaged_gzip_file_never_passes_where_zlib_refuses_it(members, at, flip, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gz") / "a.gz"
+    data = bytearray(b"".join(gzip.compress(text, level) for text, level in members))
+    data[int(at * len(data))] ^= flip
+    path.write_bytes(data)
+    (got, error), (theirs, their_error) = drain(path, "gz"), by_the_standard_library(bytes(data))
+    if error is None:
+        assert (got, None) == (theirs, their_error)
+
+
+@settings(max_examples=25)
+@given(members=MEMBERS, piece=st.integers(1, 40))
+def test_pieces_may_be_cut_anywhere_in_a_member(members, piece, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gz") / "a.gz"
+    path.write_bytes(b"".join(gzip.compress(text, level) for text, level in members))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "_PIECE", piece)
+        assert drain(path, "gz") == (b"".join(text for text, _ in members), None)

@@ -1,11 +1,14 @@
 """Formats: one file a format, each a reader that yields frames and keeps account of every record it refuses.
 
 - `files`        which files an input names, in which order, cut into shards of work
+- `splits`       where one large file may be cut
+- `archives`     zip archives as files of files
 - `streams`      decompression that notices a file which ends too early
 - `lines`        blocks of whole lines with their line numbers and byte offsets
-- `jsonl`, `text`, `csv`, `parquet`   the readers
+- `jsonl`, `text`, `csv`, `parquet`, `arrow`, `warc`   the readers
+- `predicates`   rows left out by the reader, and row groups that need not be read for it
 - `rejects`      what becomes of a record that cannot be read
-- `writers`      the sinks: parquet and JSON lines
+- `writers`, `arrow`   the sinks: parquet, JSON lines, Arrow
 
 A reader is a function ``read(file, options, desk) -> Iterator[polars.DataFrame]``; `reader` finds it by format name.
 """
@@ -27,12 +30,17 @@ _FORMATS = {
     ".json": "json",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+    ".warc": "warc",
     ".csv": "csv",
     ".txt": "text",
     ".text": "text",
     ".md": "text",
 }
-_READERS = {"jsonl": "jsonl", "json": "jsonl", "parquet": "parquet", "csv": "csv", "text": "text"}
+# Format -> the module that reads it.
+_READERS = {name: name for name in ("jsonl", "parquet", "arrow", "warc", "csv", "text")} | {"json": "jsonl"}
 
 
 def infer(name: str, *, format: str | None = None) -> tuple[str, str | None]:
@@ -53,9 +61,18 @@ def infer(name: str, *, format: str | None = None) -> tuple[str, str | None]:
         return format, compression
     found = next((f for suffix, f in _FORMATS.items() if base.endswith(suffix)), None)
     if found is None:
-        known = ", ".join(sorted(_FORMATS))
+        known = ", ".join(sorted([*_FORMATS, ".zip"]))
         raise InputError(f'{name}: no known format in the name ({known}); pass format=, such as format="text"')
     return found, compression
+
+
+def is_known(name: str) -> bool:
+    """Whether a file's name tells its format."""
+    try:
+        infer(name)
+    except InputError:
+        return False
+    return True
 
 
 def reader(format: str) -> Callable[..., Any]:

@@ -33,7 +33,7 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
         assert header is not None
         columns = {name: [record[i] for record in records] for i, name in enumerate(header)}
         made = pl.DataFrame(columns, schema=dict.fromkeys(header, pl.String))
-        return finish(made, file, options, rows=numbers, offsets=offsets)
+        return finish(made, file, options, rows=numbers, offsets=offsets, desk=desk)
 
     for line in _records(file, desk):
         try:
@@ -51,7 +51,7 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
             header = fields
             continue
         records.append(fields)
-        numbers.append(line.number)
+        numbers.append(line.nth)
         offsets.append(line.offset)
         if len(records) == BATCH_ROWS:
             yield frame()
@@ -69,7 +69,7 @@ def _records(file: InputFile, desk: Desk) -> Iterator[Line]:
             if not held:
                 if not line.data.strip():
                     continue
-                number, offset, quotes = line.number, line.offset, 0
+                number, offset, quotes = line.nth, line.offset, 0
             held.append(line.data)
             quotes += line.data.count(b'"')
             if quotes % 2 == 0:

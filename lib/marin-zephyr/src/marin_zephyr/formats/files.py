@@ -3,36 +3,47 @@
 Invariant: the list and the shards are functions of the files alone (names and sizes), never of the machine, the worker
 count or the order in which a directory answers. Nothing is passed over: a directory that cannot be listed is an error.
 Names are sorted; consecutive small files share a shard, so that a thousand tiny files are not a thousand tasks; a large
-file is a shard of its own.
+file is cut into spans (see `splits`) where its format allows it, and is a shard of its own where not. A zip archive is
+its members.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
+import logging
 import os
 import re
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from marin_zephyr.errors import InputError
-from marin_zephyr.formats import infer
+from marin_zephyr.formats import infer, is_known
+from marin_zephyr.formats.archives import MEMBER_OF, is_archive, members, split_member
+from marin_zephyr.formats.splits import Span, spans
 
 if TYPE_CHECKING:
-    from marin_zephyr.nodes import FileSource
+    from marin_zephyr.nodes import FileSource, ReadOptions
 
 # What the output directory of a sink holds: parts, the manifest that is written last, and, until then, staged work.
-PART = re.compile(r"part-\d{5,}\.(parquet|jsonl|jsonl\.gz|jsonl\.zst)")
+PART = re.compile(r"part-\d{5,}\.(parquet|arrow|jsonl|jsonl\.gz|jsonl\.zst)")
 SINK_MANIFEST = "_manifest.json"
 _BY_MANIFEST = "manifest:"
 STAGING = ".staging-"
 
+_log = logging.getLogger(__name__)
 _WILDCARDS = frozenset("*?[")
 _MIN_SHARD_BYTES = 8 << 20
+_MIN_SPAN_BYTES = 1 << 20
+_DEFAULT_SPAN_BYTES = 32 << 20
 _MAX_SHARDS = 512
+# To number a line of a span, all that lies before it is read once more: in the mean half the file, so that the lines of
+# n spans cost n / 2 reads of it. Parquet tells its numbers of rows.
+_MAX_SPANS = 64
+_MAX_NUMBERED_SPANS = {None: 8, "gz": 4, "zst": 4}
 # Text shrinks to about a quarter; only the cut into shards rests on it.
 _EXPANSION = {None: 1, "gz": 4, "zst": 4, "xz": 5, "bz2": 5}
 _PARQUET_EXPANSION = 3
@@ -53,28 +64,34 @@ class InputFile:
     compression: str | None
     size: int
     version: str
+    span: Span | None = None
+    """The part of the file to read; None for all of it."""
 
     @property
-    def identity(self) -> tuple[str | int | None, ...]:
+    def identity(self) -> tuple[Any, ...]:
         """What a fingerprint knows the file by: a part of a dataset by its name there, any other by where it lies."""
         where = None if self.version.startswith(_BY_MANIFEST) else self.url
-        return where, self.name, self.format, self.compression, self.size, self.version
+        span = () if self.span is None else (astuple(self.span),)
+        return where, self.name, self.format, self.compression, self.size, self.version, *span
 
     @property
     def weight(self) -> int:
         """Estimated bytes once decompressed."""
+        if self.span is not None:
+            return self.span.num_bytes
         factor = _PARQUET_EXPANSION if self.format == "parquet" else _EXPANSION[self.compression]
         return self.size * factor
 
 
 def list_files(source: FileSource) -> tuple[InputFile, ...]:
-    """The files that a source names, sorted, each once.
+    """The files that a source names, sorted, each once; of a zip archive its members, or those that match a pattern.
 
     Raises:
         InputError: an input matches nothing, is of no known format, or all files together are empty.
     """
     found: dict[str, tuple[int, str, str]] = {}
-    for pattern in source.inputs:
+    for given in source.inputs:
+        pattern, wanted = split_member(given)
         with listing(pattern):
             root = source.root or _root(pattern)
             matches = _remote(pattern) if "://" in pattern else _local(pattern)
@@ -84,7 +101,12 @@ def list_files(source: FileSource) -> tuple[InputFile, ...]:
             )
         for url, size, version in matches:
             name = encodable(_relative(url, root, alone=len(source.inputs) == 1))
-            found.setdefault(url, (size, version, name))
+            if not is_archive(url):
+                found.setdefault(url, (size, version, name))
+                continue
+            for member, member_size, crc in _members(url, wanted, format=source.format):
+                entry = (member_size, f"{version}:{crc:08x}", f"{name}/{encodable(member)}")
+                found.setdefault(f"{url}{MEMBER_OF}{member}", entry)
     check_whole(Path(url) for url in found if "://" not in url)
     files = []
     for url in sorted(found):
@@ -96,22 +118,60 @@ def list_files(source: FileSource) -> tuple[InputFile, ...]:
     return tuple(_named_apart(files, source))
 
 
-def shards(files: tuple[InputFile, ...], *, shard_bytes: int | None = None) -> tuple[tuple[InputFile, ...], ...]:
-    """Consecutive files, gathered until a shard is full."""
+def _members(url: str, wanted: str | None, *, format: str | None) -> list[tuple[str, int, int]]:
+    """Name, size and checksum of an archive's files: those that match, or all that are data of a known format."""
+    found = members(url, wanted)
+    if wanted is None:
+        found = [m for m in found if not _hidden(tuple(m[0].split("/")))]
+        taken = [m for m in found if format is not None or is_known(m[0])]
+        if len(taken) < len(found):
+            others = len(found) - len(taken)
+            _log.warning("%s: %d of %d members are of no known format and not read", url, others, len(found))
+        found = taken
+    if not found:
+        shown = "member of a known format" if wanted is None else f"member that matches {wanted!r}"
+        raise InputError(f"{url}: no {shown}; name others as {url}{MEMBER_OF}PATTERN, with format= if need be")
+    return found
+
+
+def shards(
+    files: tuple[InputFile, ...], options: ReadOptions, *, shard_bytes: int | None = None
+) -> tuple[tuple[InputFile, ...], ...]:
+    """Consecutive files, gathered until a shard is full; larger ones in spans.
+
+    Args:
+        files: in order.
+        options: what will be asked of their reader.
+        shard_bytes: uncompressed bytes that make a shard; by default enough for some hundred shards in all.
+    """
     total = sum(f.weight for f in files)
     full = shard_bytes or max(_MIN_SHARD_BYTES, total // _MAX_SHARDS)
     cut: list[tuple[InputFile, ...]] = []
     gathered: list[InputFile] = []
     weight = 0
-    for file in files:
-        if gathered and weight + file.weight > full:
+    for piece in (piece for file in files for piece in _pieces(file, options, shard_bytes, full)):
+        if gathered and weight + piece.weight > full:
             cut.append(tuple(gathered))
             gathered, weight = [], 0
-        gathered.append(file)
-        weight += file.weight
+        gathered.append(piece)
+        weight += piece.weight
     if gathered:
         cut.append(tuple(gathered))
     return tuple(cut)
+
+
+def _pieces(file: InputFile, options: ReadOptions, shard_bytes: int | None, full: int) -> Iterator[InputFile]:
+    """The file as it is, or cut into spans."""
+    span_bytes = max(full, _MIN_SPAN_BYTES if shard_bytes else _DEFAULT_SPAN_BYTES)
+    if file.weight <= span_bytes or options.unit == "file":
+        yield file
+        return
+    if file.format != "parquet":
+        numbered = _MAX_NUMBERED_SPANS.get(file.compression, 1)
+        most = numbered if options.with_source else None if shard_bytes else _MAX_SPANS
+        span_bytes = max(span_bytes, -(-file.weight // most)) if most else span_bytes
+    cut = spans(file.url, file.format, file.compression, size=file.size, span_bytes=span_bytes)
+    yield from (replace(file, span=span) for span in cut) if cut else (file,)
 
 
 def check_whole(paths: Iterable[Path]) -> None:
@@ -263,6 +323,4 @@ def _named_apart(files: list[InputFile], source: FileSource) -> list[InputFile]:
     """Two inputs may hold files of the same relative name; then every name is the whole path."""
     if len({f.name for f in files}) == len(files) or source.root is not None:
         return files
-    from dataclasses import replace
-
     return [replace(f, name=encodable(f.url)) for f in files]

@@ -3,15 +3,17 @@
 A block of lines is parsed at full speed by Arrow's JSON reader, which is strict where others guess: it refuses a number
 among strings, a key given twice, a lone surrogate. (Polars's reader turns ``1`` beside ``"x"`` into ``"1"`` and a lone
 surrogate into NUL.) What it would guess is taken from it: strings that look like dates are declared strings from the
-lines themselves, and a block where it guessed all the same, where a large integer would be rounded into a float, or
-which it refuses, is read again line by line. Dirt costs only where it is.
-
-Parsers recurse, and Arrow's falls with the process where the nesting is too deep. So a line with very many brackets is
-measured by a linear scan before any parser sees it. What parsers survive is more than Arrow and parquet can keep: a
-parquet file of deeper columns is written, and cannot be read again.
+lines themselves. What it would pass is looked for beforehand: bytes that are no UTF-8, a line of two objects or an
+object of two lines, nesting that fells its recursive parser. A block in which anything is doubtful, where it guessed
+all the same, where a large integer would be rounded into a float, or which it refuses, is read again in smaller parts,
+and the smallest of those line by line (`objects`). So dirt costs only where it is.
 
 Whether a line is JSON does not depend on the columns that are asked for; whether a value can be kept (an integer of
-more than 64 bits cannot, nor can deep nesting), and whether columns agree in type, matters only for those that are.
+more than 64 bits cannot, nor can deep nesting, nor one of two values under one key), and whether columns agree in type,
+matters only for those that are. Of the others Arrow converts none, once it knows the types of those that are. NaN and
+Infinity are taken, as Python writes them; so, in what Arrow reads, is -NaN, and in what it passes over Inf.
+
+A predicate is applied to what was read: the rows and the rejects are those of reading everything and filtering.
 
 See: RFC 8259 (JSON), https://jsonlines.org.
 """
@@ -19,10 +21,8 @@ See: RFC 8259 (JSON), https://jsonlines.org.
 from __future__ import annotations
 
 import contextlib
-import io
-import json
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,29 +34,40 @@ import pyarrow.json as pj
 from marin_zephyr.errors import InputError, SchemaError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, Line, file_blocks
-from marin_zephyr.formats.provenance import finish, project
+from marin_zephyr.formats.objects import (
+    MAX_DEPTH,
+    MAX_KEPT_DEPTH,
+    RefusedLineError,
+    check_values,
+    encode,
+    measure_depth,
+    parse,
+    parse_object,
+    refusal,
+    taken,
+)
+from marin_zephyr.formats.provenance import finish, needed, numbered
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
-from marin_zephyr.frames import BATCH_ROWS, frame_from_rows, to_frame, unify
-from marin_zephyr.nodes import ReadOptions
+from marin_zephyr.frames import BATCH_ROWS, concat, frame_from_rows, to_frame, unify
+from marin_zephyr.nodes import RAW, ReadOptions
 
 _SAMPLE_LINES = 20
 _EXACT_FLOAT = 2.0**53
-_MAX_DEPTH = 256  # of a line
-_MAX_KEPT_DEPTH = 48  # of a value; Arrow passes 64 levels on, parquet 100 with two for a list
-_NEITHER_QUOTE_NOR_BRACKET = bytes(set(range(256)) - set(b'"[]{}'))
-_LONG_INTEGER = re.compile(rb"[0-9]{19}")
+_ARROW_LIMIT = 2**31 - 2  # bytes of a block; its sizes are 32 bits wide
+_PARTS = 8  # of a block in which something is wrong
+_SMALLEST_PART = 1 << 16
+_WHITESPACE = b" \t\r"
+_CELL = 1 << 10  # bytes in which brackets are counted together; 8 counters of a byte each must hold them
+_SCAN_BYTES = 1 << 18  # what is scanned at once, to stay in the processor's cache
 
 
-class _RefusedLineError(ValueError):
-    """The line is JSON by Python's lights, and still nothing we can keep."""
+@dataclass(frozen=True)
+class _Parsed:
+    """Rows of a block, and the index of the line that each comes from."""
 
-
-class _BeyondInt64:
-    """Stands for an integer of more than 64 bits, of which these are the first digits."""
-
-    def __init__(self, digits: str) -> None:
-        self.digits = digits[:40]
+    frame: pl.DataFrame
+    lines: np.ndarray
 
 
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
@@ -69,151 +80,166 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
             return
         first = False
         known = _declared(block, options) if known is None else known
-        parsed = _parse_fast(block, known, options) or _parse_lines(block, file, options, desk)
+        parsed = _parse(block, known, file, options, desk)
         if parsed is None:
             continue
-        frame, rows, offsets = parsed
-        known = _widened(known, frame, file)
-        for start in range(0, frame.height, BATCH_ROWS):
-            cut = slice(start, start + BATCH_ROWS)
-            yield finish(frame[cut], file, options, rows=rows[cut], offsets=offsets[cut])
+        known = _widened(known, parsed.frame, file)
+        yield from _finished(parsed, block, file, options, desk)
 
 
-type _Parsed = tuple[pl.DataFrame, np.ndarray, np.ndarray]
+def _finished(
+    parsed: _Parsed, block: Block, file: InputFile, options: ReadOptions, desk: Desk
+) -> Iterator[pl.DataFrame]:
+    """What was asked for of a block's rows, in batches."""
+    frame, lines = parsed.frame, parsed.lines
+    if options.raw:
+        raw = block.raw()
+        frame = frame.with_columns((raw if len(raw) == len(lines) else raw[lines]).alias(RAW))
+    offsets = block.offset + block.bounds()[0][lines] if options.with_source else lines
+    for start in range(0, frame.height, BATCH_ROWS):
+        cut = slice(start, start + BATCH_ROWS)
+        batch, rows = frame.slice(start, BATCH_ROWS), numbered(block.nth + lines[cut], block, options)
+        yield finish(batch, file, options, rows=rows, offsets=offsets[cut], desk=desk)
 
 
-def _parse_fast(block: Block, known: pa.Schema | None, options: ReadOptions) -> _Parsed | None:
-    """The block as a whole, or None if anything about it is doubtful."""
-    if known is None or not _is_utf8(block.data) or _may_be_deep(block.data):
+def _parse(block: Block, known: pa.Schema | None, file: InputFile, options: ReadOptions, desk: Desk) -> _Parsed | None:
+    """The rows of a block, as fast as it allows; what is no record goes to the desk. None if no row is left."""
+    fast = None if known is None else _parse_fast(block, known, options)
+    if fast is not None:
+        return fast if len(fast.lines) else None
+    if len(block.data) <= _SMALLEST_PART or block.num_lines == 1:
+        return _parse_lines(block, file, options, desk)
+    parts = [
+        (first, parsed)
+        for first, part in block.parts(max(_SMALLEST_PART, len(block.data) // _PARTS))
+        if (parsed := _parse(part, known, file, options, desk)) is not None
+    ]
+    if not parts:
         return None
+    where = _where(file, block, 0, block.num_lines - 1)
+    frame = concat([parsed.frame for _, parsed in parts], what=where)
+    return _Parsed(frame, np.concatenate([first + parsed.lines for first, parsed in parts]))
+
+
+def _parse_fast(block: Block, known: pa.Schema, options: ReadOptions) -> _Parsed | None:
+    """The block as a whole, or None if anything about it is doubtful."""
+    if len(block.data) > _ARROW_LIMIT or not _is_utf8(block.data):
+        return None
+    lines = _lines_of_objects(block)
+    if lines is None or _may_be_deep(block):
+        return None
+    names = needed(options)
+    wanted = None if names is None else {*names, *options.string_columns}
+    # Arrow passes over what is not declared, or guesses its type: so only what is declared can be all that is read.
+    narrow = wanted is not None and wanted <= set(known.names)
+    declared = pa.schema([field for field in known if field.name in wanted]) if narrow else known
     try:
         table = pj.read_json(
-            io.BytesIO(block.data),
+            pa.BufferReader(block.data),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(block.data) + 1),
-            parse_options=pj.ParseOptions(explicit_schema=known, newlines_in_values=False),
+            parse_options=pj.ParseOptions(
+                explicit_schema=declared,
+                newlines_in_values=False,
+                unexpected_field_behavior="ignore" if narrow else "infer",
+            ),
         )
     except (pa.ArrowInvalid, UnicodeDecodeError):
         return None
-    numbers, offsets = _places(block)
-    if table.num_rows != len(numbers) or any(_is_guess(table.column(i)) for i in range(table.num_columns)):
+    if table.num_rows != len(lines):
         return None
-    frame = to_frame(table)
-    return frame if options.columns is None else project(frame, options.columns), numbers, offsets
+    if names is not None:
+        table = table.select([name for name in table.column_names if name in names])
+    if any(_nesting(column.type) >= MAX_KEPT_DEPTH or _is_guess(column) for column in table.columns):
+        return None
+    if _names_hold_nul(table.schema):
+        return None
+    return _Parsed(to_frame(table), lines)
 
 
 def _parse_lines(block: Block, file: InputFile, options: ReadOptions, desk: Desk) -> _Parsed | None:
     """Line by line; the lines that are no records go to the desk. None if no line is left."""
     rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    offsets: list[int] = []
-    for line in block.lines():
+    indices: list[int] = []
+    for i, line in enumerate(block.lines()):
         if not line.data.strip():
             continue
         try:
-            rows.append(_taken(_parse_line(line.data), options, doubtful=_is_doubtful(line.data)))
+            row, doubtful = parse_object(line.data)
+            rows.append(taken(row, options, doubtful=doubtful))
         except (ValueError, RecursionError) as e:
-            desk.record(file, line=line.number, offset=line.offset, reason=_reason(e, line), raw=line.data)
+            desk.record(file, line=line.number, offset=line.offset, reason=refusal(e, line), raw=line.data)
             continue
-        numbers.append(line.number)
-        offsets.append(line.offset)
+        indices.append(i)
     if not rows:
         return None
-    frame = _frame(rows, f"{file.url}, lines {numbers[0]:,} to {numbers[-1]:,}")
-    return frame, np.array(numbers, dtype=np.int64), np.array(offsets, dtype=np.int64)
+    return _Parsed(_frame(rows, _where(file, block, indices[0], indices[-1])), np.array(indices, dtype=np.int64))
 
 
-def _may_be_deep(data: bytes) -> bool:
-    """Whether a line is nested deeper than can be kept. Only lines of many opening brackets are looked at closely."""
-    view = np.frombuffer(data, dtype=np.uint8)
-    ends = np.append(np.flatnonzero(view == ord("\n")), len(view))
-    counts = np.diff(np.searchsorted(np.flatnonzero((view | 0x20) == ord("{")), ends), prepend=0)
-    for i in np.flatnonzero(counts > _MAX_KEPT_DEPTH).tolist():
-        if _depth(data[ends[i - 1] if i else 0 : ends[i]]) > _MAX_KEPT_DEPTH:
-            return True
-    return False
+def _where(file: InputFile, block: Block, first: int, last: int) -> str:
+    """Lines of a block, for a message that may never be needed: so those of a span are not counted for it."""
+    if file.span is None:
+        return f"{file.url}, lines {block.nth + first:,} to {block.nth + last:,}"
+    return f"{file.url}, {last - first + 1:,} lines after byte offset {block.offset:,}"
 
 
-def _depth(data: bytes) -> int:
-    """How deep brackets that stand in no string are nested; 0 if there are too few to matter."""
-    if data.count(b"[") + data.count(b"{") <= _MAX_KEPT_DEPTH:
-        return 0
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NEITHER_QUOTE_NOR_BRACKET)
-    brackets = np.frombuffer(b"".join(bare.split(b'"')[::2]), dtype=np.uint8)
-    steps = np.where((brackets | 0x20) == ord("{"), 1, -1)  # [ and ] differ from { and } in this one bit
-    return max(0, int(steps.cumsum().max(initial=0)))
-
-
-def _check_depth(data: bytes) -> None:
-    depth = _depth(data)
-    if depth > _MAX_DEPTH:
-        raise _RefusedLineError(f"nested more than {_MAX_DEPTH} deep: {depth:,} levels")
-
-
-def _parse_line(data: bytes) -> dict[str, Any]:
-    _check_depth(data)
-    value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_int64)
-    if not isinstance(value, dict):
-        raise _RefusedLineError(f"expected an object, found {type(value).__name__}")
-    if b"\\ud" in data.lower():
-        _check_surrogates(value)
-    return value
-
-
-def _taken(row: dict[str, Any], options: ReadOptions, *, doubtful: bool) -> dict[str, Any]:
-    """Of an object what was asked for, if it is as was asked for and can be kept."""
-    for name in options.string_columns:
-        if not isinstance(row.get(name), str | None):
-            raise _RefusedLineError(f"{name!r} is {type(row[name]).__name__}, not a string")
-    taken = row if options.columns is None else {name: row.get(name) for name in options.columns}
-    if doubtful:
-        _check_values(taken)
-    return taken
-
-
-def _is_doubtful(data: bytes) -> bool:
-    """Whether what is parsed from these bytes may hold a value that cannot be kept."""
-    return bool(_LONG_INTEGER.search(data)) or _depth(data) > _MAX_KEPT_DEPTH
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise _RefusedLineError(f"key {next(n for n in names if names.count(n) > 1)!r} stands twice in one object")
-    return value
-
-
-def _int64(digits: str) -> int | _BeyondInt64:
-    if len(digits) > 20:  # Python refuses to convert thousands
-        return _BeyondInt64(digits)
-    value = int(digits)
-    return value if -(2**63) <= value < 2**63 else _BeyondInt64(digits)
-
-
-def _check_values(value: Any, depth: int = 0) -> None:
-    if isinstance(value, _BeyondInt64):
-        raise _RefusedLineError(f"an integer beyond 64 bits: {value.digits}")
-    if isinstance(value, dict | list):
-        if depth == _MAX_KEPT_DEPTH:
-            raise _RefusedLineError(f"a value nested more than {depth} deep")
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_values(inner, depth + 1)
-
-
-def _check_surrogates(value: Any) -> None:
+def _is_utf8(data: bytes) -> bool:
+    offsets = pa.py_buffer(np.array([0, len(data)], dtype=np.int64))
     try:
-        json.dumps(value, ensure_ascii=False, default=str).encode()
-    except UnicodeEncodeError as e:
-        raise _RefusedLineError("lone surrogate, which is no text in UTF-8") from e
+        pa.Array.from_buffers(pa.large_string(), 1, [None, offsets, pa.py_buffer(data)]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
-def _reason(error: Exception, line: Line) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        byte = line.data[error.start]
-        return f"not UTF-8: byte 0x{byte:02x} at offset {line.offset + error.start:,}"
-    if isinstance(error, RecursionError):
-        return "nested too deep for the parser"
-    return f"not JSON: {error}" if isinstance(error, json.JSONDecodeError) else str(error)
+def _lines_of_objects(block: Block) -> np.ndarray | None:
+    """The lines that are not blank, or None if one does not begin with ``{`` or does not end with ``}``.
+
+    Where all do, no value spans two lines: after a closing brace within a value comes no opening one.
+    """
+    starts, ends = block.bounds()
+    view = np.frombuffer(block.data, dtype=np.uint8)
+    full = ends > starts
+    lines = np.flatnonzero(full)
+    starts, ends = starts[full], ends[full]
+    blank = []
+    for i in np.flatnonzero((view[starts] != ord("{")) | (view[ends - 1] != ord("}"))).tolist():
+        line = block.data[starts[i] : ends[i]].strip(_WHITESPACE)
+        if not line:
+            blank.append(i)
+        elif not (line.startswith(b"{") and line.endswith(b"}")):
+            return None
+    return np.delete(lines, blank)
+
+
+def _may_be_deep(block: Block) -> bool:
+    """Whether a line is nested too deep. Only lines of many opening brackets are looked at closely."""
+    starts, ends = block.bounds()
+    openings = _openings(block.data)
+    at_most = openings[-(-ends // _CELL)] - openings[starts // _CELL]
+    return any(
+        measure_depth(block.data[starts[i] : ends[i]]) > MAX_DEPTH for i in np.flatnonzero(at_most > MAX_DEPTH).tolist()
+    )
+
+
+def _openings(data: bytes) -> np.ndarray:
+    """How many opening brackets stand before the start of each cell of the text, and in all of it."""
+    counts = []
+    for start in range(0, len(data), _SCAN_BYTES):
+        view = np.frombuffer(data, dtype=np.uint8, count=min(_SCAN_BYTES, len(data) - start), offset=start)
+        found = np.zeros(-(-len(view) // _CELL) * _CELL, dtype=np.uint8)
+        np.equal(view | 0x20, ord("{"), out=found[: len(view)].view(np.bool_))  # [ differs from { in this one bit
+        # Eight counters in a word, none above the number of words in a cell.
+        words = found.view(np.uint64).reshape(-1, _CELL // 8).sum(axis=1)
+        counts.append(words.view(np.uint8).reshape(-1, 8).sum(axis=1))
+    return np.append(0, np.concatenate(counts).cumsum())
+
+
+def _names_hold_nul(fields: Iterable[pa.Field]) -> bool:
+    return any("\0" in f.name or _names_hold_nul(f.type.field(i) for i in range(f.type.num_fields)) for f in fields)
+
+
+def _nesting(kind: pa.DataType) -> int:
+    return 1 + max(_nesting(kind.field(i).type) for i in range(kind.num_fields)) if kind.num_fields else 0
 
 
 def _declared(block: Block, options: ReadOptions) -> pa.Schema | None:
@@ -221,8 +247,9 @@ def _declared(block: Block, options: ReadOptions) -> pa.Schema | None:
     rows: list[dict[str, Any]] = []
     for line in block.lines():
         try:
-            row = _parse_line(line.data)
-            _check_values(row)
+            row, doubtful = parse_object(line.data)
+            if doubtful:
+                check_values(row)
             rows.append(row)
         except (ValueError, RecursionError):
             continue
@@ -239,7 +266,7 @@ def _declared(block: Block, options: ReadOptions) -> pa.Schema | None:
 
 
 def _widened(known: pa.Schema | None, frame: pl.DataFrame, file: InputFile) -> pa.Schema:
-    found = _without_nulls(frame.to_arrow().schema)
+    found = _without_nulls(frame.clear().to_arrow().schema)
     return found if known is None else unify([known, found], what=file.url)
 
 
@@ -284,39 +311,14 @@ def _field(column: pa.ChunkedArray | pa.Array, i: int) -> pa.ChunkedArray:
     return pa.chunked_array([chunk.field(i) for chunk in chunks], type=column.type.field(i).type)
 
 
-def _is_utf8(data: bytes) -> bool:
-    if data.isascii():
-        return True
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _places(block: Block) -> tuple[np.ndarray, np.ndarray]:
-    """Line number and offset of each line that is not blank."""
-    data = np.frombuffer(block.data, dtype=np.uint8)
-    starts = np.concatenate(([0], np.flatnonzero(data == 10) + 1))
-    if starts[-1] == len(data):
-        starts = starts[:-1]
-    numbers = block.first_line + np.arange(len(starts))
-    lengths = np.diff(np.append(starts, len(data)))
-    if (lengths <= 2).any():
-        blank = [n <= 2 and not block.data[s : s + n].strip() for s, n in zip(starts, lengths, strict=True)]
-        keep = ~np.array(blank)
-        starts, numbers = starts[keep], numbers[keep]
-    return numbers, block.offset + starts
-
-
 def _is_one_document(block: Block) -> bool:
     """A top-level array, or an object that is spread over lines."""
     head = block.data.lstrip()
     if not head.startswith(b"{"):
         return head.startswith(b"[")
     try:
-        _parse_line(head.split(b"\n", 1)[0])
-    except _RefusedLineError:
+        parse_object(head[: head.find(b"\n") + 1 or None])
+    except RefusedLineError:
         return False
     except (ValueError, RecursionError):
         return True
@@ -335,30 +337,30 @@ def _read_document(file: InputFile, options: ReadOptions, desk: Desk) -> Iterato
         return
     data = b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
     try:
-        _check_depth(data)
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_int=_int64)
+        value, doubtful = parse(data)
         objects = value if isinstance(value, list) else [value]
         if not all(isinstance(row, dict) for row in objects):
-            raise _RefusedLineError("expected an array of objects")
-        if b"\\ud" in data.lower():
-            _check_surrogates(value)
+            raise RefusedLineError("expected an array of objects")
     except (ValueError, RecursionError) as e:
-        desk.record(file, line=1, offset=0, reason=_reason(e, Line(data, 1, 0)), raw=data)
+        desk.record(file, line=1, offset=0, reason=refusal(e, Line(data, 1, 0)), raw=data)
         return
-    doubtful = _is_doubtful(data)
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     for number, row in enumerate(objects, 1):
         try:
-            rows.append(_taken(row, options, doubtful=doubtful))
+            if options.raw and doubtful:
+                check_values(row)  # there is no line: what stands for it is made of the values
+            rows.append(taken(row, options, doubtful=doubtful))
             numbers.append(number)
-        except _RefusedLineError as e:
-            raw = json.dumps(row, ensure_ascii=False, default=lambda value: value.digits).encode()
-            desk.record(file, line=None, offset=None, reason=f"object {number:,}: {e}", raw=raw)
+        except RefusedLineError as e:
+            desk.record(file, line=None, offset=None, reason=f"object {number:,}: {e}", raw=encode(row))
     frame = _frame(rows, file.url)
+    if options.raw:
+        raw = [encode(objects[number - 1]) for number in numbers]
+        frame = frame.with_columns(pl.Series(RAW, raw, dtype=pl.Binary))
     for start in range(0, frame.height, BATCH_ROWS):
-        cut = slice(start, start + BATCH_ROWS)
-        yield finish(frame[cut], file, options, rows=numbers[cut], offsets=None)
+        batch, rows_of = frame.slice(start, BATCH_ROWS), numbers[start : start + BATCH_ROWS]
+        yield finish(batch, file, options, rows=rows_of, offsets=None, desk=desk)
 
 
 def _frame(rows: list[dict[str, Any]], where: str) -> pl.DataFrame:

@@ -40,7 +40,9 @@ class Desk:
         self.num_records = 0
         self.num_rows = 0
         self.num_filtered = 0
-        """Rows that a reader left out because the plan's predicate is not true of them."""
+        """Rows that a reader left out because its predicate was not true of them."""
+        self.absent: dict[str, bool] = {}
+        """Column that a predicate names -> whether every batch so far lacked it."""
         self._file: IO[str] | None = None
 
     def record(

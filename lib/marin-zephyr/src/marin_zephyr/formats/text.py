@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, file_blocks
-from marin_zephyr.formats.provenance import finish
+from marin_zephyr.formats.provenance import finish, numbered
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS
@@ -28,16 +29,17 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
         yield from _read_whole(file, options, desk)
         return
     for block in file_blocks(file, desk):
-        texts, numbers, offsets = _lines(block, file, desk)
+        texts, nths, offsets = _lines(block, file, desk)
         for start in range(0, len(texts), BATCH_ROWS):
             cut = slice(start, start + BATCH_ROWS)
             frame = pl.DataFrame({"text": pl.Series(texts[cut], dtype=pl.String)})
-            yield finish(frame, file, options, rows=numbers[cut], offsets=offsets[cut])
+            rows = numbered(np.array(nths[cut], dtype=np.int64), block, options)
+            yield finish(frame, file, options, rows=rows, offsets=offsets[cut], desk=desk)
 
 
 def _lines(block: Block, file: InputFile, desk: Desk) -> tuple[list[str], list[int], list[int]]:
     texts: list[str] = []
-    numbers: list[int] = []
+    nths: list[int] = []
     offsets: list[int] = []
     for line in block.lines():
         try:
@@ -46,9 +48,9 @@ def _lines(block: Block, file: InputFile, desk: Desk) -> tuple[list[str], list[i
             reason = _not_utf8(line.data, e, line.offset)
             desk.record(file, line=line.number, offset=line.offset, reason=reason, raw=line.data)
             continue
-        numbers.append(line.number)
+        nths.append(line.nth)
         offsets.append(line.offset)
-    return texts, numbers, offsets
+    return texts, nths, offsets
 
 
 def _read_whole(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
@@ -71,7 +73,7 @@ def _read_whole(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[p
         desk.record(file, line=line, offset=start + e.start, reason=reason, raw=data)
         return
     frame = pl.DataFrame({"text": pl.Series([text], dtype=pl.String)})
-    yield finish(frame, file, options, rows=[1], offsets=[start])
+    yield finish(frame, file, options, rows=[1], offsets=[start], desk=desk)
 
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, offset: int) -> str:

@@ -3,23 +3,33 @@
 Parquet row groups are cut at fixed sizes, compressors are given no time stamp, and no writer uses threads. A part's
 schema may widen while it is written (a later batch has a float where the first had integers, or one more column): then
 the part is rewritten from what it holds, losslessly or not at all.
+
+JSON is encoded by Polars where that gives the same objects as Python's encoder, which the types of the columns decide:
+of NaN Polars would make null, and dates it writes in a form of its own. Rows that carry the lines they were read from
+are written as they stand.
 """
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
-import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import zstandard
 
 from marin_zephyr.errors import SchemaError
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, conform, unify
+from marin_zephyr.nodes import RAW
+
+_SAME_IN_POLARS = (pl.String, pl.Boolean, pl.Null, pl.Float64, pl.Int8, pl.Int16, pl.Int32, pl.Int64)
+_SAME_IN_POLARS += (pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
 
 
 class PartWriter(Protocol):
@@ -70,6 +80,7 @@ class ParquetPart:
         if not self._held:
             return
         assert self._schema is not None
+        check_columns(self._schema, self._path)
         self._writer = self._writer or self._open(self._schema)
         tables = [conform(t, self._schema, what=self._path.name) for t in self._held]
         self._writer.write_table(pa.concat_tables(tables).combine_chunks(), row_group_size=BATCH_ROWS)
@@ -88,6 +99,14 @@ class ParquetPart:
 
     def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
         return pq.ParquetWriter(self._path, schema, compression=self._compression)
+
+
+def check_columns(schema: pa.Schema, path: Path) -> None:
+    """Refuses rows of no column: a file of columns would forget them."""
+    if not len(schema):
+        raise SchemaError(
+            f"{path.name}: its rows have no column, and it would forget them; leave them out, or write jsonl"
+        )
 
 
 def rewrite_parquet(path: Path, schema: pa.Schema, compression: str | None) -> None:
@@ -117,9 +136,12 @@ class JsonlPart:
             self._file = zstandard.ZstdCompressor(level=3).stream_writer(self._raw, closefd=False)
 
     def write(self, frame: pl.DataFrame) -> None:
-        """Appends rows."""
-        lines = [_line(row) for row in frame.iter_rows(named=True)]
-        self._file.write("".join(lines).encode())
+        """Appends rows.
+
+        Raises:
+            SchemaError: a column holds NaN, infinity or bytes.
+        """
+        self._file.write(_raw_lines(frame[RAW]) if RAW in frame.columns else _lines(frame))
 
     def close(self) -> None:
         """Ends the compressed stream and the file."""
@@ -128,28 +150,72 @@ class JsonlPart:
         self._raw.close()
 
 
-def _line(row: dict[str, Any]) -> str:
-    try:
-        return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
-    except ValueError as e:
-        name = next((k for k, v in row.items() if isinstance(v, float) and not math.isfinite(v)), "?")
-        raise SchemaError(
-            f"column {name!r} holds NaN or infinity, which JSON has no word for; write parquet, or fill it"
-        ) from e
+def _raw_lines(raw: pl.Series) -> memoryview:
+    """The lines, each with its end."""
+    ends = pa.scalar(b"\n", pa.large_binary()), pa.scalar(b"", pa.large_binary())
+    joined = pc.call_function("binary_join_element_wise", [raw.alias("raw").to_arrow(), *ends])
+    offsets, data = joined.buffers()[1:]
+    last = memoryview(offsets).cast("b").cast("q")[joined.offset + len(joined)] if len(joined) else 0
+    return memoryview(data or b"")[:last]
+
+
+def _lines(frame: pl.DataFrame) -> bytes | memoryview:
+    for column in frame:
+        _check_words(column)
+    if frame.width and all(_is_same_in_polars(kind) for kind in frame.dtypes):
+        lines = io.BytesIO()
+        frame.write_ndjson(lines)
+        return lines.getbuffer()
+    encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
+    return "".join(encoder.encode(row) + "\n" for row in frame.iter_rows(named=True)).encode()
+
+
+def _is_same_in_polars(kind: pl.DataType) -> bool:
+    if isinstance(kind, pl.List):
+        return _is_same_in_polars(kind.inner)  # pyrefly: ignore
+    if isinstance(kind, pl.Struct):
+        return bool(kind.fields) and all(_is_same_in_polars(field.dtype) for field in kind.fields)  # pyrefly: ignore
+    return isinstance(kind, _SAME_IN_POLARS)
+
+
+def _check_words(column: pl.Series) -> None:
+    for leaf in _leaves(column):
+        if leaf.dtype.is_float() and not leaf.is_finite().all():
+            what, fix = "NaN or infinity", "fill it"
+        elif leaf.dtype == pl.Binary and leaf.null_count() < len(leaf):
+            what, fix = "bytes", "encode it as base64"
+        else:
+            continue
+        raise SchemaError(f"column {column.name!r} holds {what}, which JSON has no word for; write parquet, or {fix}")
+
+
+def _leaves(column: pl.Series) -> Iterator[pl.Series]:
+    """The values within a column that are neither lists nor structs."""
+    if column.null_count():
+        column = column.drop_nulls()  # under a null may lie anything
+    if isinstance(column.dtype, pl.Struct):
+        for field in column.struct.fields:
+            yield from _leaves(column.struct.field(field))
+    elif isinstance(column.dtype, pl.List | pl.Array):
+        yield from _leaves(column.explode())
+    else:
+        yield column
 
 
 def _plain(value: Any) -> str:
-    if isinstance(value, bytes):
-        raise SchemaError("a column holds bytes, which JSON has no word for; write parquet, or encode it as base64")
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def part_name(index: int, format: str, compression: str | None) -> str:
-    """``part-00003.parquet``, ``part-00003.jsonl.zst``."""
-    extension = format if format == "parquet" or compression is None else f"{format}.{compression}"
+    """``part-00003.parquet``, ``part-00003.arrow``, ``part-00003.jsonl.zst``."""
+    extension = f"{format}.{compression}" if format == "jsonl" and compression else format
     return f"part-{index:05d}.{extension}"
 
 
 def part_writer(path: Path, format: str, compression: str | None) -> PartWriter:
     """The writer of a format."""
+    if format == "arrow":
+        from marin_zephyr.formats.arrow import ArrowPart  # it imports this module
+
+        return ArrowPart(path, compression)
     return ParquetPart(path, compression) if format == "parquet" else JsonlPart(path, compression)
