@@ -19,28 +19,37 @@ from marin_zephyr.errors import UsageError
 from marin_zephyr.nodes import (
     FORMATS,
     Apply,
+    ArrowSource,
     Distinct,
+    Explode,
     FileSource,
     FilterExpr,
     FilterRows,
     FlatMap,
     GroupBy,
+    HubSource,
     Inputs,
     Join,
     JoinHow,
     Map,
     MapBatches,
+    MapShards,
     Node,
     OnError,
     Op,
     ReadOptions,
     Reduce,
     RejectWhere,
+    Repartition,
     Row,
     RowSource,
+    Sample,
     Select,
     Sink,
     Sort,
+    Take,
+    Union,
+    Window,
     WithColumns,
 )
 
@@ -52,7 +61,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A lazy sequence of rows. Make one with `from_files` or `from_rows`; run it with a `Session`."""
+    """A lazy sequence of rows. Make one with `from_files` and its siblings; run it with a `Session`."""
 
     node: Node
 
@@ -138,6 +147,71 @@ class Dataset:
         _check("on_error", on_error, ("raise", "skip", "quarantine"))
         return cls(RowSource(rows=tuple(dict(row) for row in rows), num_shards=num_shards, on_error=on_error))
 
+    @classmethod
+    def from_arrow(cls, data: Any, *, num_shards: int = 1, on_error: OnError = "raise") -> Dataset:
+        """Rows given as Arrow data.
+
+        Args:
+            data: a ``pyarrow.Table``, a sequence of record batches of one schema, or whatever offers the Arrow stream
+                interface, such as a ``polars.DataFrame``. Its rows are copied now.
+            num_shards: how many contiguous shards of work to cut them into.
+            on_error: what becomes of a row that an operation refuses.
+
+        See: https://arrow.apache.org/docs/format/CDataInterface/PyCapsuleInterface.html
+        """
+        if num_shards < 1:
+            raise UsageError(f"from_arrow: num_shards={num_shards} must be at least 1")
+        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        from marin_zephyr.arrow import streams
+
+        return cls(ArrowSource(streams=streams(data, num_shards), on_error=on_error))
+
+    @classmethod
+    def from_hf(
+        cls,
+        dataset: str,
+        *,
+        revision: str | None,
+        split: str = "train",
+        config: str | None = None,
+        columns: Sequence[str] | None = None,
+        on_error: OnError = "raise",
+        with_source: bool = False,
+        shard_bytes: int | None = None,
+    ) -> Dataset:
+        """Rows of a dataset of the Hugging Face hub, read from its own data files (extra ``hf``).
+
+        Args:
+            dataset: its name on the hub (``roneneldan/TinyStories``), or a local directory of data files.
+            revision: a commit, tag or branch of the dataset's repository; None only for a local directory.
+            split: which split of it.
+            config: which configuration of it, if it has more than one.
+            columns: read only these columns.
+            on_error: see `from_files`.
+            with_source: see `from_files`.
+            shard_bytes: see `from_files`.
+
+        Returns:
+            A dataset. Its files are listed when it runs, not now; they are read where the tasks run.
+        """
+        if revision is None and not Path(dataset).is_dir():
+            raise UsageError(f"from_hf: {dataset} is no local directory, so revision must say which commit of it")
+        files = cls.from_files(
+            [dataset], columns=columns, on_error=on_error, with_source=with_source, shard_bytes=shard_bytes
+        ).node
+        assert isinstance(files, FileSource)
+        return cls(
+            HubSource(
+                dataset=dataset,
+                revision=revision,
+                split=split,
+                config=config,
+                on_error=on_error,
+                shard_bytes=shard_bytes,
+                options=files.options,
+            )
+        )
+
     def map(self, fn: Callable[[Row], Row]) -> Dataset:
         """Replaces each row by ``fn(row)``. ``fn`` may raise `marin_zephyr.errors.RejectRow` to refuse the row."""
         return self._apply(Map(_function("map", fn)))
@@ -185,6 +259,61 @@ class Dataset:
         if batch_rows is not None and batch_rows < 1:
             raise UsageError(f"map_batches: batch_rows={batch_rows} must be at least 1")
         return self._apply(MapBatches(_function("map_batches", fn), batch_format, batch_rows))
+
+    def map_shards(self, fn: Callable[[Iterator[Row]], Iterable[Row]]) -> Dataset:
+        """Replaces the rows of each shard by ``fn(rows)``: one call a shard, also for one without rows.
+
+        Args:
+            fn: takes an iterator of rows and returns, or yields, any number of them. Rows that it does not ask for are
+                not read. Where a shard ends depends on the inputs alone; see ``shard_bytes`` and `repartition`.
+        """
+        return self._apply(MapShards(_function("map_shards", fn)))
+
+    def window(self, size: int, fn: Callable[[list[Row]], Iterable[Row]]) -> Dataset:
+        """Replaces each run of ``size`` consecutive rows by the rows of ``fn(rows)``, any number of them.
+
+        Args:
+            size: rows a window; the last one of a shard may have fewer. Windows do not overlap and do not cross shards.
+            fn: may raise `marin_zephyr.errors.RejectRow` to refuse all rows of the window.
+        """
+        if size < 1:
+            raise UsageError(f"window: size={size} must be at least 1")
+        return self._apply(Window(_function("window", fn), size))
+
+    def explode(self, column: str) -> Dataset:
+        """One row for each member of the list in ``column``. A null or an empty list gives one row with a null."""
+        return self._apply(Explode(column))
+
+    def sample(self, fraction: float, *, seed: int) -> Dataset:
+        """Keeps each row with probability ``fraction``, independently of all others.
+
+        Args:
+            fraction: between 0 and 1.
+            seed: of the hash of (seed, shard, position in the shard) that decides. The same input and plan give the
+                same rows on any workers; the same rows cut into other shards give another choice. A second sample
+                of a sample wants another seed.
+        """
+        if not 0 <= fraction <= 1:
+            raise UsageError(f"sample: fraction={fraction} must be between 0 and 1")
+        return self._apply(Sample(float(fraction), int(seed)))
+
+    def take(self, n: int) -> Dataset:
+        """The first ``n`` rows in order. No shard is read further than that, so bad records after it go unnoticed."""
+        if n < 0:
+            raise UsageError(f"take: n={n} must be at least 0")
+        return Dataset(Take(upstream=self._rows("take"), num_rows=n))
+
+    def repartition(self, n: int) -> Dataset:
+        """The same rows in the same order in ``n`` shards whose sizes differ by one row at most: so many part files."""
+        if n < 1:
+            raise UsageError(f"repartition: n={n} must be at least 1")
+        return Dataset(Repartition(upstream=self._rows("repartition"), num_shards=n))
+
+    def union(self, *others: Dataset) -> Dataset:
+        """The rows of this dataset, then those of the others in the order given. Nothing is left out or sorted."""
+        if not others:
+            raise UsageError("union: name at least one other dataset")
+        return Dataset(Union(tuple(dataset._rows("union") for dataset in (self, *others))))
 
     def distinct(self, *, on: str | Sequence[str] | None = None, keep: Literal["first", "last"] = "first") -> Dataset:
         """One row a key, in input order.
@@ -285,6 +414,11 @@ class Dataset:
         _check("compression", compression, ("zstd", "snappy", "none"))
         return self._sink(path, "parquet", compression)
 
+    def write_arrow(self, path: str | Path, *, compression: Literal["zstd", "lz4", "none"] = "zstd") -> Dataset:
+        """Writes ``path/part-00000.arrow`` (Arrow IPC files) and so on, one a shard of work; see `Sink`."""
+        _check("compression", compression, ("zstd", "lz4", "none"))
+        return self._sink(path, "arrow", compression)
+
     def write_jsonl(self, path: str | Path, *, compression: Literal["gz", "zst"] | None = None) -> Dataset:
         """Writes ``path/part-00000.jsonl`` (``.gz``, ``.zst``) and so on, one a shard of work; see `Sink`."""
         if compression is not None:
@@ -299,7 +433,7 @@ class Dataset:
             raise UsageError(f"{operation} after a write to {self.node.path}: keep the dataset from before the write")
         return self.node
 
-    def _sink(self, path: str | Path, format: Literal["jsonl", "parquet"], compression: str | None) -> Dataset:
+    def _sink(self, path: str | Path, format: Literal["jsonl", "parquet", "arrow"], compression: str | None) -> Dataset:
         if "://" in str(path):
             raise UsageError(f"write to {path}: only local directories can be written; copy the result afterwards")
         return Dataset(Sink(upstream=self._rows("write"), path=str(path), format=format, compression=compression))

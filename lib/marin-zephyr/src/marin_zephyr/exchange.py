@@ -13,6 +13,7 @@ import json
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import IO
 
@@ -116,11 +117,7 @@ def read_blocks(path: Path, partition: int = 0, *, only: Sequence[int] | None = 
     Raises:
         CorruptBlockError: the file is gone or not whole, or a block fails its checksum.
     """
-    try:
-        file = path.open("rb")
-    except OSError as e:
-        raise CorruptBlockError(f"{path}: is gone ({e.strerror}); run again with a fresh work directory") from e
-    with file:
+    with _opened(path) as file:
         blocks = _read_index(file, path)[partition]
         for offset, size, rows, crc in blocks if only is None else [blocks[i] for i in only]:
             file.seek(offset)
@@ -131,6 +128,37 @@ def read_blocks(path: Path, partition: int = 0, *, only: Sequence[int] | None = 
                 )
             table = pa.ipc.open_stream(data).read_all()
             yield to_frame(table) if table.num_columns else pl.DataFrame(height=rows)
+
+
+def num_rows(path: Path) -> int:
+    """How many rows the first partition has, by the index.
+
+    Raises:
+        CorruptBlockError: the file is gone or not whole.
+    """
+    with _opened(path) as file:
+        return sum(rows for _, _, rows, _ in _read_index(file, path)[0])
+
+
+def read_rows(path: Path, begin: int, end: int) -> Iterator[pl.DataFrame]:
+    """The rows ``begin`` up to ``end`` of the first partition; blocks that hold none of them are not read.
+
+    Raises:
+        CorruptBlockError: the file is gone or not whole, or a block fails its checksum.
+    """
+    with _opened(path) as file:
+        sizes = [rows for _, _, rows, _ in _read_index(file, path)[0]]
+    starts = [0, *accumulate(sizes)]
+    touched = [i for i, size in enumerate(sizes) if starts[i] < end and starts[i] + size > begin]
+    for i, frame in zip(touched, read_blocks(path, only=touched), strict=True):
+        yield frame[max(begin - starts[i], 0) : end - starts[i]]
+
+
+def _opened(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as e:
+        raise CorruptBlockError(f"{path}: is gone ({e.strerror}); run again with a fresh work directory") from e
 
 
 def _read_index(file: IO[bytes], path: Path) -> list[list[list[int]]]:

@@ -16,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 from marin_zephyr.fingerprints import label
 from marin_zephyr.inputs import FilesInput
 from marin_zephyr.keys import PARTITION_FUNCTION
-from marin_zephyr.nodes import FilterExpr, FilterRows, FlatMap, Map, MapBatches, RejectWhere, Select
+from marin_zephyr.nodes import (
+    Explode,
+    FilterExpr,
+    FilterRows,
+    FlatMap,
+    Map,
+    MapBatches,
+    MapShards,
+    RejectWhere,
+    Sample,
+    Select,
+    Window,
+)
 from marin_zephyr.outputs import Parts
 from marin_zephyr.quantities import shown_bytes
 from marin_zephyr.specs import KeyedOp
@@ -41,6 +53,14 @@ def describe(op: Any) -> str:
             return f"filter({op.expr})"
         case RejectWhere():
             return f"reject({op.reason})"
+        case Explode():
+            return f"explode({op.column})"
+        case Sample():
+            return f"sample({op.fraction:g}, seed={op.seed})"
+        case Window():
+            return f"window({op.size}, {label(op.fn)})"
+        case MapShards():
+            return f"map_shards({label(op.fn)})"
     return f"{'select' if isinstance(op, Select) else 'with_columns'}({', '.join(map(str, op.exprs))})"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from marin_zephyr.errors import SchemaError
+from marin_zephyr.errors import SchemaError, UserCodeError
 
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
@@ -60,6 +60,19 @@ def batches_of_rows(rows: Iterable[dict[str, Any]], *, limit: int = BATCH_ROWS) 
             pending = []
     if pending:
         yield frame_from_rows(pending)
+
+
+def as_row(value: Any, name: str) -> dict[str, Any]:
+    """``value`` if it is a row.
+
+    Raises:
+        UserCodeError: the function ``name`` gave something else.
+    """
+    if not isinstance(value, dict):
+        raise UserCodeError(
+            f"{name} returned {type(value).__name__}; return a dict (a row), or raise RejectRow(reason)"
+        )
+    return value
 
 
 def unify(schemas: Iterable[pa.Schema], *, what: str) -> pa.Schema:

@@ -1,16 +1,20 @@
-"""The inputs of tasks that any plan may have: files, rows by value, kept rows, and one partition of an exchange."""
+"""The inputs of tasks that any plan may have: files, rows by value, and a partition of an exchange or of kept rows."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.formats import reader
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.frames import batches_of_rows
+from marin_zephyr.frames import batches_of_rows, to_frame
 from marin_zephyr.nodes import ReadOptions, Row
 
 _BYTES_A_ROW = 256
@@ -36,11 +40,15 @@ class FilesInput:
 
     def frames(self, context: TaskContext, counts: RowCounts) -> Frames:
         """The files' rows; records that cannot be read are counted as rejected."""
-        for file in self.files:
-            yield from counted(reader(file.format)(file, self.options, context.desk), counts)
-        counts.rows_in += context.desk.num_records + context.desk.num_filtered
-        counts.rejected += context.desk.num_records
-        counts.filtered += context.desk.num_filtered
+        try:
+            for file in self.files:
+                yield from counted(reader(file.format)(file, self.options, context.desk), counts)
+        finally:  # also if whoever reads has enough
+            counts.rows_in += context.desk.num_records + context.desk.num_filtered
+            counts.rejected += context.desk.num_records
+            counts.filtered += context.desk.num_filtered
+            for name, lacking in context.desk.absent.items():
+                context.absent[name] = context.absent.get(name, True) and lacking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +73,32 @@ class RowsInput:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ArrowInput:
+    """These rows, as an Arrow IPC stream."""
+
+    stream: bytes
+
+    @property
+    def weight(self) -> int:
+        """Bytes."""
+        return len(self.stream)
+
+    @property
+    def name(self) -> str:
+        """How large."""
+        return f"{len(self.stream):,} bytes of Arrow given by value"
+
+    def frames(self, context: TaskContext, counts: RowCounts) -> Frames:
+        """The rows, a batch of the stream at a time."""
+        with pa.ipc.open_stream(self.stream) as batches:
+            yield from counted((to_frame(pa.Table.from_batches([batch])) for batch in batches), counts)
+
+
+SOURCES = (FilesInput, RowsInput, ArrowInput)
+"""The inputs that bring rows into a plan; all others hold what an earlier stage has made."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartitionInput:
     """One partition of an exchange: its blocks in each of the files, in order."""
 
@@ -82,7 +116,7 @@ class PartitionInput:
         return counted((f for path in self.files for f in read_blocks(path, self.partition)), counts)
 
 
-def counted(frames: Frames, counts: RowCounts) -> Frames:
+def counted(frames: Iterable[pl.DataFrame], counts: RowCounts) -> Frames:
     """The same frames, their rows counted as passed."""
     for frame in frames:
         counts.rows_in += frame.height

@@ -1,8 +1,8 @@
 """The nodes of a lazy plan: sources, operations, keyed work and sinks, as plain frozen dataclasses.
 
-Sources (`FileSource`, `RowSource`) have no upstream; an operation is an `Apply` node around one of the dataclasses
-below; keyed work (`Distinct`, `GroupBy`, `Reduce`, `Join`, `Sort`) and `Sink` are nodes of their own, because the
-planner cuts stages there.
+Sources (`FileSource` and so on) have no upstream; an operation is an `Apply` node around one of the dataclasses
+below; keyed work (`Distinct`, `GroupBy`, `Reduce`, `Join`, `Sort`), positional work that cuts stages (`Union`,
+`Repartition`, `Take`) and `Sink` are nodes of their own, because the planner cuts stages there.
 
 Invariant: a node holds only plain values, functions and expressions, so a plan can be pickled, fingerprinted and
 explained without being run.
@@ -70,6 +70,27 @@ class RowSource:
     on_error: OnError
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArrowSource:
+    """Rows given as Arrow IPC streams, one a shard."""
+
+    streams: tuple[bytes, ...]
+    on_error: OnError
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSource:
+    """Rows of a dataset of the Hugging Face hub; see `Dataset.from_hf` for the fields."""
+
+    dataset: str
+    revision: str | None
+    split: str
+    config: str | None
+    on_error: OnError
+    shard_bytes: int | None
+    options: ReadOptions
+
+
 @dataclass(frozen=True)
 class Map:
     """One row in, one row out."""
@@ -130,7 +151,37 @@ class MapBatches:
 
 
 type RowOp = Map | FlatMap | FilterRows
-type Op = RowOp | FilterExpr | RejectWhere | Select | WithColumns | MapBatches
+type Op = RowOp | FilterExpr | RejectWhere | Select | WithColumns | MapBatches | Explode | Sample | Window | MapShards
+
+
+@dataclass(frozen=True)
+class Explode:
+    """One row for each member of the lists in a column."""
+
+    column: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Each row with probability ``fraction``, by the hash of its position."""
+
+    fraction: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Window:
+    """A function over ``size`` consecutive rows of a shard at a time."""
+
+    fn: Callable[[list[Row]], Iterable[Row]]
+    size: int
+
+
+@dataclass(frozen=True)
+class MapShards:
+    """A function over all rows of a shard."""
+
+    fn: Callable[[Iterator[Row]], Iterable[Row]]
 
 
 @dataclass(frozen=True)
@@ -157,6 +208,29 @@ class GroupBy:
     upstream: Node
     keys: tuple[str, ...]
     aggregates: tuple[Aggregate, ...]
+
+
+@dataclass(frozen=True)
+class Union:
+    """The rows of all upstreams, one after the other."""
+
+    upstreams: tuple[Node, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repartition:
+    """The same rows in ``num_shards`` contiguous, even shards."""
+
+    upstream: Node
+    num_shards: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Take:
+    """The first rows."""
+
+    upstream: Node
+    num_rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +272,10 @@ class Sink:
 
     upstream: Node
     path: str
-    format: Literal["jsonl", "parquet"]
+    format: Literal["jsonl", "parquet", "arrow"]
     compression: str | None
 
 
-type Node = FileSource | RowSource | Apply | Distinct | GroupBy | Reduce | Join | Sort | Sink
+type Source = FileSource | RowSource | ArrowSource | HubSource
+type Keyed = Distinct | GroupBy | Reduce | Join | Sort
+type Node = Source | Apply | Keyed | Union | Repartition | Take | Sink

@@ -18,19 +18,27 @@ from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
 from marin_zephyr.formats.rejects import Desk, place
-from marin_zephyr.frames import batches_of_rows, concat, to_frame
+from marin_zephyr.frames import as_row, batches_of_rows, concat, to_frame
 from marin_zephyr.nodes import (
+    RAW,
+    Explode,
     FilterExpr,
     FilterRows,
     FlatMap,
     Map,
     MapBatches,
+    MapShards,
     RejectWhere,
     Row,
     RowOp,
+    Sample,
     Select,
+    Window,
     WithColumns,
 )
+from marin_zephyr.positional.exploding import explode
+from marin_zephyr.positional.sampling import sample
+from marin_zephyr.positional.windows import map_shards, window
 from marin_zephyr.specs import KeyedOp, StageOp
 
 
@@ -172,7 +180,7 @@ def _selected(frame: pl.DataFrame, steps: Sequence[_Step]) -> pl.DataFrame:
 
     def numbered() -> Iterator[Row]:
         nonlocal position
-        for position, row in enumerate(frame.iter_rows(named=True)):  # noqa: B007  read by the loop below
+        for position, row in enumerate(frame.drop(RAW, strict=False).iter_rows(named=True)):  # noqa: B007  read by the loop below
             yield row
 
     rows: Iterable[Row] = numbered()
@@ -217,7 +225,7 @@ def _called(
 def _mapped(called: Iterator[tuple[Row, Any]], counts: RowCounts, name: str) -> Iterator[Row]:
     for _, made in called:
         counts.passed += 1
-        yield _as_row(made, name)
+        yield as_row(made, name)
 
 
 def _flattened(called: Iterator[tuple[Row, Any]], counts: RowCounts, name: str) -> Iterator[Row]:
@@ -225,7 +233,7 @@ def _flattened(called: Iterator[tuple[Row, Any]], counts: RowCounts, name: str) 
         counts.consumed += 1
         for row in made:
             counts.produced += 1
-            yield _as_row(row, name)
+            yield as_row(row, name)
 
 
 def _filtered(called: Iterator[tuple[Row, Any]], counts: RowCounts) -> Iterator[Row]:
@@ -235,14 +243,6 @@ def _filtered(called: Iterator[tuple[Row, Any]], counts: RowCounts) -> Iterator[
             yield row
         else:
             counts.filtered += 1
-
-
-def _as_row(value: Any, name: str) -> Row:
-    if not isinstance(value, dict):
-        raise UserCodeError(
-            f"{name} returned {type(value).__name__}; return a dict (a row), or raise RejectRow(reason)"
-        )
-    return value
 
 
 def _count(counts: RowCounts, rows_in: int, **what: int) -> None:
@@ -259,4 +259,8 @@ _OPERATIONS: dict[type, _Operation] = {
     Select: _project,
     WithColumns: _project,
     MapBatches: _map_batches,
+    Explode: explode,
+    Sample: sample,
+    Window: window,
+    MapShards: map_shards,
 }

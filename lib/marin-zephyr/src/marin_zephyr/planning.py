@@ -1,8 +1,9 @@
 """From nodes to stages: operations between two exchanges are fused into one stage, and each stage is cut into tasks.
 
-A stage is one input per task, a chain of operations, and an output. Keyed work ends a stage: each keyed node has a
-module in `marin_zephyr.keyed` that knows which stages it becomes. What only a reader can leave out (columns that
-nothing looks at, rows that a filter drops at once) is pushed down into it when a stage is closed (`pushdown`).
+A stage is one input per task, a chain of operations, and an output. Keyed and positional work ends a stage: each such
+node has a module in `marin_zephyr.keyed` or `marin_zephyr.positional` that knows which stages it becomes. What only a
+reader can leave out (columns that nothing looks at, rows that a filter drops at once) is pushed down into it when a
+stage is closed (`pushdown`).
 
 Everything here is pure: it lists input files and computes fingerprints, and runs nothing. The number of tasks and
 partitions follows from the inputs alone.
@@ -10,6 +11,7 @@ partitions follows from the inputs alone.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,16 +21,40 @@ from marin_zephyr.errors import UsageError
 from marin_zephyr.explaining import describe
 from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
-from marin_zephyr.inputs import FilesInput, PartitionInput, RowsInput
+from marin_zephyr.hub import files_of
+from marin_zephyr.inputs import ArrowInput, FilesInput, PartitionInput, RowsInput
 from marin_zephyr.keys import PARTITION_FUNCTION
-from marin_zephyr.nodes import Apply, Distinct, FileSource, GroupBy, Join, Node, OnError, Reduce, RowSource, Sink, Sort
+from marin_zephyr.nodes import (
+    Apply,
+    ArrowSource,
+    Distinct,
+    FileSource,
+    GroupBy,
+    HubSource,
+    Join,
+    Node,
+    OnError,
+    Reduce,
+    Repartition,
+    RowSource,
+    Sink,
+    Sort,
+    Take,
+    Union,
+)
 from marin_zephyr.outputs import Counted, Kept, Parts
+from marin_zephyr.pushdown import push_down
 from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput, blocks_path
 
 _PARTITION_BYTES = 64 << 20
 _MAX_PARTITIONS = 256
 _SCHEMA = 2
 
+_POSITIONAL: dict[type, str] = {
+    Union: "unions",
+    Repartition: "repartitioning",
+    Take: "taking",
+}
 _EXPANSIONS: dict[type, str] = {
     Distinct: "distinct",
     GroupBy: "grouping",
@@ -108,9 +134,15 @@ class Builder:
                 return _open_files(node)
             case RowSource():
                 return _open_rows(node)
+            case ArrowSource():
+                return _open_arrow(node)
+            case HubSource():
+                return _open_files(files_of(node))
             case Apply():
                 upstream = self.open(node.upstream)
                 return replace(upstream, ops=(*upstream.ops, node.op))
+        if module := _POSITIONAL.get(type(node)):
+            return import_module(f"marin_zephyr.positional.{module}").expand(self, node)
         return import_module(f"marin_zephyr.keyed.{_EXPANSIONS[type(node)]}").expand(self, node)
 
     def close(self, stage: Open, name: str, output: Output, *, internal: bool = False) -> Stage:
@@ -131,12 +163,15 @@ class Builder:
             "on_error": stage.on_error,
         }
         digest = fingerprint(list(ingredients.values()))  # a label holds a line number, which does not count
+        for before in self.stages:
+            if before.fingerprint == digest:  # one dataset may feed another twice
+                return before
         numbered = f"{len(self.stages)}-{name}"
         if isinstance(output, Parts):
             home = Path(output.path).absolute() / f"{STAGING}{digest[:16]}"
         else:
             home = self._work_dir / f"{numbered}-{digest[:16]}"
-        inputs, ops = stage.inputs, stage.ops
+        inputs, ops = push_down(stage.inputs, stage.ops, output)
         spec = StageSpec(
             name=numbered,
             ops=ops,
@@ -158,14 +193,15 @@ class Builder:
 
 
 def num_partitions(stage: Open) -> int:
-    """How many partitions an exchange of these rows has: one for every 64 MiB, and no more than tasks that feed it."""
-    return max(1, min(_MAX_PARTITIONS, -(-stage.weight // _PARTITION_BYTES), len(stage.inputs)))
+    """How many partitions an exchange of these rows has: one for every 64 MiB, and not too many."""
+    return max(1, min(_MAX_PARTITIONS, -(-stage.weight // _PARTITION_BYTES)))
 
 
-def partition_inputs(stage: Stage, num_tasks: int, num_partitions: int) -> tuple[PartitionInput, ...]:
-    """The inputs of the stage that reads what ``stage`` has scattered."""
-    files = tuple(blocks_path(stage.spec.home, task) for task in range(num_tasks))
-    return tuple(PartitionInput(files=files, partition=p) for p in range(num_partitions))
+def partition_inputs(stage: Stage, num_partitions: int, *, weight: int) -> tuple[PartitionInput, ...]:
+    """The inputs of the stage that reads what ``stage`` has scattered, of so many estimated bytes in all."""
+    files = tuple(blocks_path(stage.spec.home, task) for task in range(len(stage.inputs)))
+    each = weight // num_partitions
+    return tuple(PartitionInput(files=files, partition=p, weight=each) for p in range(num_partitions))
 
 
 def _check_apart(stages: list[Stage], out: Path) -> None:
@@ -192,4 +228,10 @@ def _open_rows(source: RowSource) -> Open:
     n, k = len(source.rows), source.num_shards
     inputs = tuple(RowsInput(rows=source.rows[n * i // k : n * (i + 1) // k]) for i in range(k))
     origin = fingerprint((source.rows, k))
+    return Open(inputs=inputs, origin=origin, weight=sum(i.weight for i in inputs), on_error=source.on_error)
+
+
+def _open_arrow(source: ArrowSource) -> Open:
+    inputs = tuple(ArrowInput(stream=stream) for stream in source.streams)
+    origin = fingerprint([hashlib.sha256(stream).hexdigest() for stream in source.streams])
     return Open(inputs=inputs, origin=origin, weight=sum(i.weight for i in inputs), on_error=source.on_error)

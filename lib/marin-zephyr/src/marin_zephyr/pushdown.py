@@ -12,42 +12,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 
 from marin_zephyr.inputs import FilesInput
-from marin_zephyr.nodes import FilterExpr, FilterRows, ReadOptions, Select, WithColumns
+from marin_zephyr.nodes import FilterExpr, FilterRows, ReadOptions, Sample, Select, WithColumns
 from marin_zephyr.outputs import Counted, Parts
 from marin_zephyr.specs import Output, StageOp, TaskInput
-
-_PROVENANCE = frozenset(("source", "source_row", "source_offset"))
 
 
 def push_down(
     inputs: tuple[TaskInput, ...], ops: tuple[StageOp, ...], output: Output
 ) -> tuple[tuple[TaskInput, ...], tuple[StageOp, ...]]:
     """The inputs with what their readers may leave out, and the operations that are left."""
-    if not inputs or not all(isinstance(i, FilesInput) for i in inputs):
-        return inputs, ops
     files = [i for i in inputs if isinstance(i, FilesInput)]
+    if not files or len(files) < len(inputs) or len({i.options for i in files}) > 1:
+        return inputs, ops
     options = files[0].options
     if options.string_columns:  # a record may be refused for what one of these holds: each must be looked at
         return inputs, ops
     first = _leading_filters(ops)
+    ops = ops[len(first) :]
+    raw = _is_only_filtered(files, ops, output)
+    needed = set() if raw and not ops else needed_columns(ops, output)
     pushed = replace(
         options,
-        columns=_columns(options, ops, output),
         predicate=pl.all_horizontal(op.expr for op in first) if first else None,
-        raw=_is_only_filtered(files, ops, output),
-        pushed=options.columns is None,
+        raw=raw,
+        **_columns(options, needed),
     )
-    return tuple(replace(i, options=pushed) for i in files), ops[len(first) :]
+    return tuple(replace(i, options=pushed) for i in files), ops
 
 
 def _leading_filters(ops: Sequence[StageOp]) -> list[FilterExpr]:
     first = []
     for op in ops:
-        if not isinstance(op, FilterExpr) or not _names(op.expr) or set(_names(op.expr)) & _PROVENANCE:
+        if not isinstance(op, FilterExpr) or not _names(op.expr):
             break
         first.append(op)
     return first
@@ -58,38 +59,43 @@ def _names(expr: pl.Expr) -> list[str]:
     return [] if expr.meta.has_multiple_outputs() else expr.meta.root_names()
 
 
-def _columns(options: ReadOptions, ops: Sequence[StageOp], output: Output) -> tuple[str, ...] | None:
-    """The columns to read, or None for all that were asked for."""
-    needed = needed_columns(ops, output)
-    if not needed:
-        return options.columns
+def _columns(options: ReadOptions, needed: set[str] | None) -> dict[str, Any]:
+    """The options that say which columns to read."""
+    if needed is None:
+        return {}
     if options.columns is not None:
-        return tuple(c for c in options.columns if c in needed) or options.columns
-    return tuple(sorted(needed - _PROVENANCE if options.with_source else needed)) or None
+        return {"columns": tuple(name for name in options.columns if name in needed)}
+    return {"columns": tuple(sorted(needed)), "pushed": True}
 
 
 def needed_columns(ops: Sequence[StageOp], output: Output) -> set[str] | None:
     """The columns that operations and output look at; None if that may be any."""
     needed: set[str] | None = set() if isinstance(output, Counted) else None
     for op in reversed(ops):
-        if isinstance(op, Select):
-            exprs = [_names(e) for e in op.exprs]
-            if not all(exprs):
-                return None
-            needed = {name for names in exprs for name in names}
-        elif isinstance(op, WithColumns):
-            exprs = [_names(e) for e in op.exprs]
-            if needed is None or not all(exprs):
+        if isinstance(op, (FilterExpr, WithColumns, Select)):
+            exprs = (op.expr,) if isinstance(op, FilterExpr) else op.exprs
+            names = [_names(expr) or _literal(expr) for expr in exprs]
+            if None in names:
                 needed = None
                 continue
-            needed = (needed - {e.meta.output_name() for e in op.exprs}) | {n for names in exprs for n in names}
-        elif isinstance(op, FilterExpr):
-            needed = None if needed is None or not _names(op.expr) else needed | set(_names(op.expr))
+            read = {name for found in names for name in found or ()}
+            if isinstance(op, Select):
+                needed = read
+            elif needed is not None:
+                made = set() if isinstance(op, FilterExpr) else {expr.meta.output_name() for expr in exprs}
+                needed = (needed - made) | read
+        elif isinstance(op, Sample):
+            continue
         elif columns := getattr(op, "columns", None):
             needed = set(columns)
         else:
             needed = None
     return needed
+
+
+def _literal(expr: pl.Expr) -> list[str] | None:
+    """No columns, if the expression is known to read none."""
+    return [] if expr.meta.is_literal(allow_aliasing=True) else None
 
 
 def _is_only_filtered(inputs: Sequence[FilesInput], ops: Sequence[StageOp], output: Output) -> bool:
@@ -98,4 +104,4 @@ def _is_only_filtered(inputs: Sequence[FilesInput], ops: Sequence[StageOp], outp
     if not isinstance(output, Parts) or output.format != "jsonl" or options.columns or options.with_source:
         return False
     is_jsonl = all(file.format == "jsonl" for i in inputs for file in i.files)
-    return is_jsonl and all(isinstance(op, (FilterExpr, FilterRows)) for op in ops)
+    return is_jsonl and all(isinstance(op, (FilterExpr, FilterRows, Sample)) for op in ops)

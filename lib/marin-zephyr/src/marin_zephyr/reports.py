@@ -47,6 +47,8 @@ class StageReport:
     """Name, size and rows of each file, relative to the stage's directory."""
     internal: bool = False
     """Whether its rows are not the caller's: keys and positions that an exchange sends about."""
+    rows_read: int = 0
+    """Rows that came from sources, and not from an earlier stage."""
     bytes_in: int = 0
     """Size of the files that were read; 0 where a stage reads what an earlier one has written."""
     refused: Refused = field(default_factory=dict)
@@ -194,6 +196,7 @@ def summarize(
         seconds: how long the stage took.
         retried: how many tasks were tried again.
     """
+    from marin_zephyr.inputs import SOURCES
     from marin_zephyr.keyed.skew import hot_keys
     from marin_zephyr.reasons import made_of
 
@@ -215,6 +218,7 @@ def summarize(
         counters=dict(sorted(counters.items())),
         files=tuple(files),
         internal=stage.internal,
+        rows_read=sum(r.rows_in for r, i in zip(records, stage.inputs, strict=True) if isinstance(i, SOURCES)),
         bytes_in=sum(map(input_bytes, stage.inputs)),
         refused=refused,
         skew=_skew(stage, records),

@@ -1,4 +1,4 @@
-"""One schema for all parts of a parquet sink: parts that differ are rewritten under the unified one, losslessly.
+"""One schema for all parts of a sink of columns: parts that differ are rewritten under the unified one, losslessly.
 
 Whether a column is of integers or of floats may show only in the last shard; and a shard without rows knows no types at
 all. So the parts' schemas are compared when all tasks are done, before anything is visible.
@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from marin_zephyr.formats.arrow import rewrite_arrow
 from marin_zephyr.formats.writers import rewrite_parquet
 from marin_zephyr.frames import unify
 from marin_zephyr.outputs import Parts
 from marin_zephyr.records import TaskRecord, schema_of, task_file
 from marin_zephyr.specs import Stage
+
+_REWRITERS = {"parquet": rewrite_parquet, "arrow": rewrite_arrow}
 
 
 def settle(stage: Stage, records: Sequence[TaskRecord]) -> list[TaskRecord]:
@@ -23,7 +26,7 @@ def settle(stage: Stage, records: Sequence[TaskRecord]) -> list[TaskRecord]:
         SchemaError: two parts' types of one column do not unify. Names the column and both types.
     """
     output, home = stage.spec.output, stage.spec.home
-    if not isinstance(output, Parts) or output.format != "parquet":
+    if not isinstance(output, Parts) or output.format not in _REWRITERS:
         return list(records)
     schemas = {(r.index, i): schema_of(f) for r in records for i, f in enumerate(r.files) if f.schema is not None}
     known = [s for s in schemas.values() if s is not None]
@@ -37,7 +40,7 @@ def settle(stage: Stage, records: Sequence[TaskRecord]) -> list[TaskRecord]:
             schema = schemas.get((record.index, i))
             if schema is None or schema.equals(unified) or not file.is_in(home):
                 continue
-            rewrite_parquet(home / file.name, unified, output.compression)
+            _REWRITERS[output.format](home / file.name, unified, output.compression)
             files[i] = task_file(home / file.name, home, rows=file.rows, schema=unified)
         settled.append(replace(record, files=tuple(files)))
         if settled[-1] != record:

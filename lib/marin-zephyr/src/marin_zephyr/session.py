@@ -43,13 +43,16 @@ class Session:
     """Runs datasets.
 
     Args:
-        backend: ``process`` (worker processes, the default) or ``inline`` (this process).
-        workers: worker processes; by default one a usable CPU, fewer if memory is scarce.
+        backend: ``process`` (worker processes, the default), ``inline`` (this process) or ``ray`` (the nodes of a Ray
+            cluster; they and this process must share the file system on which ``work_dir`` and outputs lie).
+        workers: tasks at a time; by default one a usable CPU, fewer if memory is scarce.
         memory: what a run may hold, all its processes together: bytes, or a text such as ``"4GiB"``; by default 80% of
             what this process may still get. Workers that hold more than their share are stopped, and what they were
             doing is tried again alone. It never changes a result, save that rows which alone exceed it are refused.
         work_dir: where intermediate stages are kept for later runs; by default a temporary directory that goes when the
             session is closed.
+        ray_address: for ``ray``: the cluster, as ``ray.init`` takes it. By default ``RAY_ADDRESS``, else a cluster of
+            this machine, else one that is started for this session.
         progress: is told how stages go; by default a line of the log every two seconds.
     """
 
@@ -60,19 +63,23 @@ class Session:
         workers: int | None = None,
         memory: int | str | None = None,
         work_dir: str | Path | None = None,
+        ray_address: str | None = None,
         progress: Progress | None = None,
     ) -> None:
         if backend not in NAMES:
             raise UsageError(f"backend={backend!r} is not one of {', '.join(NAMES)}")
         if workers is not None and workers < 1:
             raise UsageError(f"workers={workers} must be at least 1")
+        if ray_address is not None and backend != "ray":
+            raise UsageError(f'ray_address={ray_address!r} goes with backend="ray", not {backend!r}')
         self._backend_name = backend
+        self._ray_address = ray_address
         self._memory = default_budget() if memory is None else parse_memory(memory)
         most = max(1, self._memory // WORKER_LEAST)
         if (workers or 1) > most or self._memory < WORKER_LEAST:
             least = format_bytes(WORKER_LEAST)
             raise UsageError(f"memory={memory!r} holds no {workers or 1} workers: give each at least {least}")
-        self._workers = workers or min(_usable_cpus(), most)
+        self._workers = workers or (None if backend == "ray" else min(_usable_cpus(), most))
         self._progress = progress or LogProgress()
         self._given_dir = None if work_dir is None else Path(work_dir).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -98,7 +105,7 @@ class Session:
         """Runs a dataset that ends in a sink.
 
         Args:
-            dataset: ends in ``write_parquet`` or ``write_jsonl``.
+            dataset: ends in a write: ``write_parquet``, ``write_jsonl`` or ``write_arrow``.
             name: what progress calls it.
 
         Raises:
@@ -263,7 +270,9 @@ class Session:
 
     def _running_backend(self) -> Backend:
         if self._backend is None:
-            self._backend = make_backend(self._backend_name, workers=self._workers, memory=self._memory)
+            self._backend = make_backend(
+                self._backend_name, workers=self._workers, memory=self._memory, ray_address=self._ray_address
+            )
             self._finalizer = weakref.finalize(self, self._backend.close)
         return self._backend
 
@@ -305,11 +314,9 @@ def _kept_records(stage: Stage) -> dict[int, TaskRecord]:
 
 def _totals(reports: list[StageReport]) -> dict[str, int]:
     visible = [r for r in reports if not r.internal]
-    sums = {what: sum(r.total(what) for r in visible) for what in ("filtered", "rejected", "consumed", "produced")}
-    rows_out = reports[-1].rows_out
-    # What was read, by however many stages (a join has two sources), is what left or ended, less what was made.
-    rows_in = rows_out + sums["filtered"] + sums["rejected"] + sums["consumed"] - sums["produced"]
-    totals = {"rows_in": rows_in, "rows_out": rows_out, **sums}
+    totals = {"rows_in": sum(r.rows_read for r in reports), "rows_out": reports[-1].rows_out}
+    for what in ("filtered", "rejected", "consumed", "produced"):
+        totals[what] = sum(r.total(what) for r in visible)
     for report in visible:
         for name, n in report.counters.items():
             totals[name] = totals.get(name, 0) + n

@@ -40,10 +40,11 @@ def run_task(
         context = TaskContext(desk, index, spec.home, memory, care)
         with collecting() as counters:
             frames = task_input.frames(context, context.counter("read"))
-            frames = run_chain(frames, spec.ops, spec.labels, context)
+            made = run_chain(frames, spec.ops, spec.labels, context)
             if care is not None:
-                frames = care.batches(frames, "the output")
-            files = spec.output.write(frames, context)
+                made = care.batches(made, "the output")
+            files = spec.output.write(made, context)
+            frames.close()  # an operation may have had enough; what was read until then is counted now
         desk.close()
     check_chain(context.counts)
     if desk.path.exists():

@@ -2,6 +2,7 @@
 
 - `inline`   in this process, one after another: for tests and debuggers
 - `process`  on a pool of worker processes that live as long as the session
+- `ray`      on the nodes of a Ray cluster that share a file system (extra ``ray``)
 
 A backend runs the tasks of a stage in any order and yields each record when it is committed.
 """
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from marin_zephyr.records import TaskRecord
     from marin_zephyr.specs import StageSpec, TaskInput
 
-NAMES = ("inline", "process")
+NAMES = ("inline", "process", "ray")
 
 
 class Backend(Protocol):
@@ -39,13 +40,18 @@ class Backend(Protocol):
         ...
 
 
-def make_backend(name: str, *, workers: int, memory: int) -> Backend:
+def make_backend(name: str, *, workers: int | None, memory: int, ray_address: str | None = None) -> Backend:
     """A backend by name. What takes time to start starts now, and is not waited for.
 
     Args:
         name: one of `NAMES`.
-        workers: how many tasks run at a time, where that can be chosen.
-        memory: bytes that a run may hold, all its processes together.
+        workers: tasks at a time; None for as many as the cluster has CPUs.
+        memory: bytes that a run may hold on one machine, all its processes together.
+        ray_address: the cluster, as ``ray.init`` takes it.
+
+    Raises:
+        UsageError: no such backend.
+        MissingExtraError: Ray is not installed.
     """
     if name == "inline":
         from marin_zephyr.backends.inline import InlineBackend
@@ -54,5 +60,10 @@ def make_backend(name: str, *, workers: int, memory: int) -> Backend:
     if name == "process":
         from marin_zephyr.backends.process import ProcessBackend
 
+        assert workers is not None
         return ProcessBackend(workers, memory=memory)
+    if name == "ray":
+        from marin_zephyr.backends.ray import RayBackend
+
+        return RayBackend(ray_address, workers=workers)
     raise UsageError(f"backend={name!r} is not one of {', '.join(NAMES)}")

@@ -15,6 +15,8 @@ import pickle
 import queue
 import signal
 import threading
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,6 +29,7 @@ def main(fd: int) -> None:
     connection = Connection(fd)
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
+    hold_to_one_thread()
     _import_engine()
     blob = b""
     while True:
@@ -35,7 +38,7 @@ def main(fd: int) -> None:
             blob = message[1]
             continue
         _, index, task_input, terms = message
-        connection.send_bytes(_run(blob, index, task_input, **terms))
+        connection.send_bytes(outcome(partial(_run, blob, index, task_input, **terms)))
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
@@ -48,28 +51,35 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
 
 def _import_engine() -> None:
     """All that tasks need, while the driver is still planning."""
-    import pyarrow as pa
-    import pyarrow.parquet
 
     import marin_zephyr.formats.jsonl
     import marin_zephyr.tasks  # noqa: F401
+
+
+def hold_to_one_thread() -> None:
+    """Imports Arrow and holds it to one thread."""
+    import pyarrow as pa
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
 
 
-def _run(blob: bytes, index: int, task_input: Any, *, memory: int, care: tuple[int, Any] | None = None) -> bytes:
-    """The outcome of a task, pickled: its record, or the exception to raise at the driver."""
-    import cloudpickle
-
+def _run(blob: bytes, index: int, task_input: Any, *, memory: int, care: tuple[int, Any] | None = None) -> Any:
     from marin_zephyr.backends.care import Care
-    from marin_zephyr.errors import UserCodeError, ZephyrError
     from marin_zephyr.tasks import run_task
 
     careful = None if care is None else Care(*care)
+    return run_task(load_spec(blob), index, task_input, memory=memory, care=careful)
+
+
+def outcome(run: Callable[[], Any]) -> bytes:
+    """What became of a task, pickled for the driver: ``("done", record)``, or ``("failed", error to raise there)``."""
+    import cloudpickle
+
+    from marin_zephyr.errors import UserCodeError, ZephyrError
+
     try:
-        spec = _load(blob)
-        return pickle.dumps(("done", run_task(spec, index, task_input, memory=memory, care=careful)))
+        return pickle.dumps(("done", run()))
     except ZephyrError as e:
         error: Exception = e
         if e.__cause__ is not None:
@@ -86,8 +96,8 @@ def _run(blob: bytes, index: int, task_input: Any, *, memory: int, care: tuple[i
 _loaded: tuple[bytes, Any] = (b"", None)
 
 
-def _load(blob: bytes) -> Any:
-    """The stage's spec; unpickled once, not once a task."""
+def load_spec(blob: bytes) -> Any:
+    """The stage's spec; unpickled once for one bytes object, not once a task."""
     global _loaded
     if _loaded[0] is not blob:
         from marin_zephyr.errors import UserCodeError

@@ -270,20 +270,31 @@ def _hidden(parts: tuple[str, ...]) -> bool:
 def _remote(pattern: str) -> list[tuple[str, int, str]]:
     import fsspec
 
-    fs, path = fsspec.url_to_fs(pattern)
+    try:
+        fs, path = fsspec.url_to_fs(pattern)
+    except (ImportError, ValueError) as e:  # a client is not installed; there is no such protocol
+        raise InputError(f"{pattern}: cannot be opened: {e}") from e
+    fs.invalidate_cache()  # of listings that this process has seen earlier
     found: dict[str, Any]
     if _WILDCARDS & set(path):
         found = fs.glob(path, detail=True)
-    elif not fs.exists(path):
-        return []
+    elif fs.isfile(path):
+        found = {path: fs.info(path)}
     else:
         found = fs.find(path, detail=True)
-    entries = [i for i in found.values() if i["type"] == "file"]
-    return [(fs.unstrip_protocol(i["name"]), int(i["size"]), _etag(i)) for i in entries]
+    entries = [(name, info) for name, info in found.items() if info.get("type", "file") == "file"]
+    return [(fs.unstrip_protocol(name), int(info["size"]), _etag(info)) for name, info in entries]
+
+
+# What file systems of fsspec call the thing that changes with a file; digests before times.
+_VERSIONS = (
+    *("ETag", "etag", "e_tag", "md5Hash", "blob_id"),
+    *("mtime", "created", "LastModified", "last_modified", "modified"),
+)
 
 
 def _etag(info: dict[str, Any]) -> str:
-    for key in ("ETag", "etag", "md5Hash", "mtime", "created", "LastModified"):
+    for key in _VERSIONS:
         if info.get(key) is not None:
             return str(info[key])
     return ""

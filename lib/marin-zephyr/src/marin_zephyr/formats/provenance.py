@@ -62,7 +62,11 @@ def finish(
         asked = None if asked is None else [*asked, *SOURCE]
     if options.predicate is not None and desk is not None:
         frame = _kept(frame, options.predicate, file, desk)
-    return frame if asked is None else project(frame, tuple(dict.fromkeys(asked)))
+    if asked is None:
+        return frame
+    if options.pushed:
+        asked = [name for name in asked if name in frame.columns]
+    return project(frame, tuple(dict.fromkeys(asked)))
 
 
 def numbered(nths: np.ndarray, block: Block, options: ReadOptions) -> np.ndarray | None:

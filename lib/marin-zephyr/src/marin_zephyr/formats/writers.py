@@ -207,11 +207,15 @@ def _plain(value: Any) -> str:
 
 
 def part_name(index: int, format: str, compression: str | None) -> str:
-    """``part-00003.parquet``, ``part-00003.jsonl.zst``."""
-    extension = format if format == "parquet" or compression is None else f"{format}.{compression}"
+    """``part-00003.parquet``, ``part-00003.arrow``, ``part-00003.jsonl.zst``."""
+    extension = f"{format}.{compression}" if format == "jsonl" and compression else format
     return f"part-{index:05d}.{extension}"
 
 
 def part_writer(path: Path, format: str, compression: str | None) -> PartWriter:
     """The writer of a format."""
+    if format == "arrow":
+        from marin_zephyr.formats.arrow import ArrowPart  # it imports this module
+
+        return ArrowPart(path, compression)
     return ParquetPart(path, compression) if format == "parquet" else JsonlPart(path, compression)

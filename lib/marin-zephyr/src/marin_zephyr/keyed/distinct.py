@@ -39,7 +39,7 @@ def expand(builder: Builder, node: Distinct) -> Open:
     num_shards, num_parts = len(upstream.inputs), num_partitions(upstream)
     keys = builder.close(upstream, "distinct-keys", KeptWithKeys(num_partitions=num_parts))
     exchange = Open(
-        inputs=partition_inputs(keys, num_shards, num_parts),
+        inputs=partition_inputs(keys, num_parts, weight=upstream.weight),
         origin=keys.fingerprint,
         weight=upstream.weight,
         on_error=upstream.on_error,

@@ -33,12 +33,12 @@ _GATHERED_BYTES = 64 << 20
 def expand(builder: Builder, node: GroupBy) -> Open:
     """Two stages, the last one open."""
     upstream = builder.open(node.upstream)
-    num_shards, num_parts = len(upstream.inputs), num_partitions(upstream)
+    num_parts = num_partitions(upstream)
     partial = PartialAggregates(keys=node.keys, aggregates=node.aggregates)
     upstream = replace(upstream, ops=(*upstream.ops, partial))
     exchange = builder.close(upstream, "group-partial", Scattered(on=node.keys, num_partitions=num_parts))
     return Open(
-        inputs=partition_inputs(exchange, num_shards, num_parts),
+        inputs=partition_inputs(exchange, num_parts, weight=upstream.weight),
         origin=exchange.fingerprint,
         weight=upstream.weight,
         on_error=upstream.on_error,

@@ -28,11 +28,11 @@ from marin_zephyr.planning import Builder, Open, num_partitions, partition_input
 def expand(builder: Builder, node: Reduce) -> Open:
     """Two stages, the last one open."""
     upstream = builder.open(node.upstream)
-    num_shards, num_parts = len(upstream.inputs), num_partitions(upstream)
+    num_parts = num_partitions(upstream)
     scattered = Scattered(on=node.keys, num_partitions=num_parts, watched=True)
     exchange = builder.close(upstream, "reduce-rows", scattered)
     return Open(
-        inputs=partition_inputs(exchange, num_shards, num_parts),
+        inputs=partition_inputs(exchange, num_parts, weight=upstream.weight),
         origin=exchange.fingerprint,
         weight=upstream.weight,
         on_error=upstream.on_error,
