@@ -31,24 +31,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from marin_zephyr.errors import InputError, SchemaError
+from marin_zephyr.errors import SchemaError
+from marin_zephyr.formats.documents import read_document
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.formats.lines import Block, Line, file_blocks
+from marin_zephyr.formats.lines import Block, file_blocks
 from marin_zephyr.formats.objects import (
     MAX_DEPTH,
     MAX_KEPT_DEPTH,
     RefusedLineError,
     check_values,
-    encode,
     measure_depth,
-    parse,
     parse_object,
     refusal,
     taken,
 )
 from marin_zephyr.formats.provenance import finish, needed, numbered
 from marin_zephyr.formats.rejects import Desk
-from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS, concat, frame_from_rows, to_frame, unify
 from marin_zephyr.nodes import RAW, ReadOptions
 
@@ -76,7 +74,7 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
     first = True
     for block in file_blocks(file, desk):
         if first and file.format == "json" and _is_one_document(block):
-            yield from _read_document(file, options, desk)
+            yield from read_document(file, options, desk)
             return
         first = False
         known = _declared(block, options) if known is None else known
@@ -323,44 +321,6 @@ def _is_one_document(block: Block) -> bool:
     except (ValueError, RecursionError):
         return True
     return False
-
-
-def _read_document(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
-    pieces: list[bytes] = []
-    try:
-        pieces.extend(blocks(file.url, file.compression))
-    except InputError as e:
-        if desk.policy == "raise":
-            raise
-        reason = str(e).removeprefix(f"{file.url}: ")
-        desk.record(file, line=None, offset=0, reason=reason, raw=b"".join(pieces))
-        return
-    data = b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
-    try:
-        value, doubtful = parse(data)
-        objects = value if isinstance(value, list) else [value]
-        if not all(isinstance(row, dict) for row in objects):
-            raise RefusedLineError("expected an array of objects")
-    except (ValueError, RecursionError) as e:
-        desk.record(file, line=1, offset=0, reason=refusal(e, Line(data, 1, 0)), raw=data)
-        return
-    rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    for number, row in enumerate(objects, 1):
-        try:
-            if options.raw and doubtful:
-                check_values(row)  # there is no line: what stands for it is made of the values
-            rows.append(taken(row, options, doubtful=doubtful))
-            numbers.append(number)
-        except RefusedLineError as e:
-            desk.record(file, line=None, offset=None, reason=f"object {number:,}: {e}", raw=encode(row))
-    frame = _frame(rows, file.url)
-    if options.raw:
-        raw = [encode(objects[number - 1]) for number in numbers]
-        frame = frame.with_columns(pl.Series(RAW, raw, dtype=pl.Binary))
-    for start in range(0, frame.height, BATCH_ROWS):
-        batch, rows_of = frame.slice(start, BATCH_ROWS), numbers[start : start + BATCH_ROWS]
-        yield finish(batch, file, options, rows=rows_of, offsets=None, desk=desk)
 
 
 def _frame(rows: list[dict[str, Any]], where: str) -> pl.DataFrame:
