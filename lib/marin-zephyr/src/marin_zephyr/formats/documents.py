@@ -1,15 +1,16 @@
 """A ``.json`` file that is one document: an array of objects, or one object over several lines.
 
-The text is held as a whole, the objects are not: they are found one after another, checked as lines are (`objects`),
-and passed on in batches, so that a file costs a few times its size, however many objects it holds. An object that
-cannot be taken goes to the desk alone, with its line and offset; where the text stops being JSON, all from there on
-does. A compressed file that breaks off is refused as a whole.
+The objects are found one after another in a window of the text that grows only to hold the one at hand, checked as
+lines are (`objects`), and passed on in batches: so a file of any size costs the memory of a batch. An object that
+cannot be taken goes to the desk alone, with its line and offset; where the text stops being JSON, or the file breaks
+off, all from there on does.
 
 See: RFC 8259 (JSON).
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -36,66 +37,53 @@ from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS, frame_from_rows, unify
 from marin_zephyr.nodes import RAW, ReadOptions
 
-_BATCH_CHARACTERS = 16 << 20
-_BOM = b"\xef\xbb\xbf"
+_BATCH_BYTES = 16 << 20
+_WINDOW = 1 << 20
+# An error so near the end of the window may be one of the window: "tr", "\\ud8", "-Infinit".
+_LONGEST_TOKEN = 16
 _BLANK = re.compile(r"[ \t\n\r]*")
 
 
 def read_document(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames of the document's objects."""
-    data = _whole(file, desk)
-    if data is None:
-        return
-    document = _Document(data)
+    document = _Document(blocks(file.url, file.compression))
     known: pa.Schema | None = None
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     raws: list[bytes] = []
     number = held = 0
-    for number, (begin, end) in enumerate(document.objects(), 1):
-        raw = document.text[begin:end].encode("utf-8", "surrogateescape")
+    for number, line in enumerate(document.objects(), 1):
         try:
-            row, doubtful = parse_object(raw)
+            row, doubtful = parse_object(line.data)
             if options.raw and doubtful:
                 check_values(row)  # there is no line: what stands for it is made of the values
             rows.append(taken(row, options, doubtful=doubtful))
         except (ValueError, RecursionError) as e:
-            line = document.line(begin, raw)
-            desk.record(
-                file, line=line.nth, offset=line.offset, reason=f"object {number:,}: {refusal(e, line)}", raw=raw
-            )
+            reason = f"object {number:,}: {refusal(e, line)}"
+            desk.record(file, line=line.nth, offset=line.offset, reason=reason, raw=line.data)
             continue
         numbers.append(number)
         if options.raw:
             raws.append(encode(row))
-        held += end - begin
-        if len(rows) == BATCH_ROWS or held >= _BATCH_CHARACTERS:
+        held += len(line.data)
+        if len(rows) == BATCH_ROWS or held >= _BATCH_BYTES:
             frame, known = _frame(rows, raws, known, file)
             yield finish(frame, file, options, rows=numbers, offsets=None, desk=desk)
             rows, numbers, raws, held = [], [], [], 0
     if rows:
         frame, known = _frame(rows, raws, known, file)
         yield finish(frame, file, options, rows=numbers, offsets=None, desk=desk)
-    if document.error is not None:
-        line = document.line(document.end, b"")
-        depth = measure_depth(data) if isinstance(document.error, RecursionError) else 0
-        reason = f"nested more than {MAX_DEPTH} deep: {depth:,} levels" if depth else refusal(document.error, line)
-        if number:
-            reason += f"; the {number:,} objects before were read"
-        desk.record(file, line=line.nth, offset=line.offset, reason=reason, raw=data[line.offset :])
-
-
-def _whole(file: InputFile, desk: Desk) -> bytes | None:
-    pieces: list[bytes] = []
-    try:
-        pieces.extend(blocks(file.url, file.compression))
-    except InputError as e:
-        if desk.policy == "raise":
-            raise
-        reason = str(e).removeprefix(f"{file.url}: ")
-        desk.record(file, line=None, offset=0, reason=reason, raw=b"".join(pieces))
-        return None
-    return b"".join(pieces)
+    if document.error is None:
+        return
+    if desk.policy == "raise" and isinstance(document.error, InputError):
+        raise document.error
+    line = document.rest()
+    reason = refusal(document.error, line).removeprefix(f"{file.url}: ")
+    if isinstance(document.error, RecursionError):
+        reason = f"nested more than {MAX_DEPTH} deep: {1 + measure_depth(line.data):,} levels"
+    if number:
+        reason += f"; the {number:,} objects before were read, all after is lost"
+    desk.record(file, line=line.nth, offset=line.offset, reason=reason, raw=line.data)
 
 
 def _frame(
@@ -114,59 +102,92 @@ def _frame(
 class _Document:
     """The text of a document. Bytes that are no UTF-8 stand in it as surrogates, so that each costs its object alone.
 
-    ``end`` is how far it was found to be JSON, ``error`` what is wrong there.
+    ``error`` is what ended it too early: it is no JSON from there on, or the file breaks off.
     """
 
-    def __init__(self, data: bytes) -> None:
-        self._start = len(_BOM) if data.startswith(_BOM) else 0
-        self.text = data[self._start :].decode("utf-8", "surrogateescape")
-        self.end = 0
-        self.error: ValueError | RecursionError | None = None
-        self._told = (0, self._start, 1)
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self.error: ValueError | RecursionError | InputError | None = None
+        self._pieces = pieces
+        self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
         # Python refuses to convert integers of thousands of digits; here it is not for their values.
         self._find_end = json.JSONDecoder(parse_int=float).raw_decode
+        self._window = ""
+        self._at = 0  # what of the window lies behind
+        self._told, self._offset, self._nth = 0, 0, 1  # a character of the window, its byte in the file, its line
+        self._is_over = False
 
-    def objects(self) -> Iterator[tuple[int, int]]:
-        """Where each object begins and ends; ends early where the text is no JSON."""
+    def objects(self) -> Iterator[Line]:
+        """The values of the array, or the one there is; ends early where the text is no JSON."""
         try:
-            self._to(0)
-            if self.text[self.end : self.end + 1] != "[":
+            if self._next() == "\ufeff":
+                self._at += 1
+            if self._next() != "[":
                 yield self._value()
-            elif self.text.startswith("]", self._to(self.end + 1)):
-                self._to(self.end + 1)
             else:
-                yield self._value()
-                while self._at(",]") == ",":
-                    self._to(self.end + 1)
+                self._at += 1
+                if self._next() != "]":
                     yield self._value()
-                self._to(self.end + 1)
-            if self.end < len(self.text):
-                raise json.JSONDecodeError("Extra data", self.text, self.end)
+                    while self._next() == ",":
+                        self._at += 1
+                        self._next()
+                        yield self._value()
+                    if self._next() != "]":
+                        raise self._error("Expecting ',' or ']'")
+                self._at += 1
+            if self._next():
+                raise self._error("Extra data")
         except (ValueError, RecursionError) as e:
-            self.error = e
+            self.error = self.error or e  # of a file that breaks off the text, too, ends too early
 
-    def line(self, at: int, data: bytes) -> Line:
-        """The place of a character, from 1 and in bytes. Asked for in order, all together cost one pass."""
-        told, offset, nth = self._told
-        piece = self.text[told:at]
-        offset, nth = offset + len(piece.encode("utf-8", "surrogateescape")), nth + piece.count("\n")
-        self._told = (at, offset, nth)
-        return Line(data, nth, offset)
+    def rest(self) -> Line:
+        """What of the window lies ahead."""
+        return self._line(len(self._window))
 
-    def _value(self) -> tuple[int, int]:
-        begin = self.end
-        _, end = self._find_end(self.text, begin)
-        self._to(end)
-        return begin, end
+    def _error(self, message: str) -> ValueError:
+        return json.JSONDecodeError(message, self._window, self._at)
 
-    def _at(self, expected: str) -> str:
-        found = self.text[self.end : self.end + 1]
-        if not found or found not in expected:
-            raise json.JSONDecodeError("Expecting ',' delimiter", self.text, self.end)
-        return found
+    def _next(self) -> str:
+        """The next character that is not blank, to which it goes on; none at the end."""
+        while True:
+            found = _BLANK.match(self._window, self._at)
+            self._at = found.end() if found else self._at
+            if self._at < len(self._window) or not self._fill():
+                return self._window[self._at : self._at + 1]
 
-    def _to(self, at: int) -> int:
-        """Goes on to the next character that is not blank."""
-        found = _BLANK.match(self.text, at)
-        self.end = found.end() if found else at
-        return self.end
+    def _value(self) -> Line:
+        while True:
+            try:
+                _, end = self._find_end(self._window, self._at)
+                if end < len(self._window) or not self._fill():  # a number may go on
+                    line = self._line(end)
+                    self._at = end
+                    return line
+            except json.JSONDecodeError as e:
+                is_cut = e.msg.startswith("Unterminated") or e.pos > len(self._window) - _LONGEST_TOKEN
+                if not is_cut or not self._fill():
+                    raise
+
+    def _line(self, end: int) -> Line:
+        """The text from where it has come to, with its place."""
+        passed = self._window[self._told : self._at]
+        self._offset += len(passed.encode("utf-8", "surrogateescape"))
+        self._nth += passed.count("\n")
+        self._told = self._at
+        return Line(self._window[self._at : end].encode("utf-8", "surrogateescape"), self._nth, self._offset)
+
+    def _fill(self) -> bool:
+        """Lets the window hold twice as much, or at least some more, of the text ahead. False at the end."""
+        self._line(self._at)
+        ahead = [self._window[self._at :]]
+        wanted, held = max(_WINDOW, 2 * len(ahead[0])), len(ahead[0])
+        before = held
+        while held < wanted and not self._is_over:
+            try:
+                piece = next(self._pieces, b"")
+            except InputError as e:
+                self.error, piece = e, b""
+            self._is_over = not piece
+            ahead.append(self._decode(piece, self._is_over))
+            held += len(ahead[-1])
+        self._window, self._at, self._told = "".join(ahead), 0, 0
+        return held > before
