@@ -31,7 +31,7 @@ def test_run_prints_a_table_and_last_where_the_result_lies(script, tmp_path, cap
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == str(tmp_path / "out")
     assert "1 records refused" in lines[-2]
-    assert (tmp_path / "out" / "part-00000.jsonl").read_text() == '{"n": 2}\n'
+    assert (tmp_path / "out" / "part-00000.jsonl").read_text() == '{"n":2}\n'
     assert main(["run", str(script), "--backend", "inline"]) == 0
     assert "nothing to do" in capsys.readouterr().out
 

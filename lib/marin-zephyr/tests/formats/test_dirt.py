@@ -160,6 +160,14 @@ def test_rows_of_no_column_are_kept_or_refused_and_never_forgotten(tmp_path):
             session.run(raw.write_parquet(tmp_path / "out"))
 
 
+def test_lists_of_nothing_but_nulls_are_kept(tmp_path):
+    raw = put(tmp_path / "raw", {"a.jsonl": b'{"l":[null,null]}\n{"l":[null]}\n{"l":[]}\n', "b.jsonl": b'{"l":[1]}\n'})
+    with Session(backend="inline") as session:
+        report = session.run(Dataset.from_files(raw, shard_bytes=1).write_parquet(tmp_path / "out"))
+    rows = [row["l"] for path in report.files for row in pq.read_table(path).to_pylist()]
+    assert rows == [[None, None], [None], [], [1]]
+
+
 @pytest.mark.parametrize("policy", ["raise", "skip", "quarantine"])
 def test_nan_and_infinity_are_numbers(tmp_path, policy):
     raw = put(tmp_path / "raw", {"a.jsonl": b'{"n":NaN}\n{"n":-Infinity}\n{"n":1}\n', "b.jsonl": b'{"n":2}\n'})

@@ -51,6 +51,7 @@ from marin_zephyr.frames import BATCH_ROWS, concat, frame_from_rows, to_frame, u
 from marin_zephyr.nodes import RAW, ReadOptions
 
 _SAMPLE_LINES = 20
+_SAMPLE_BYTES = 1 << 16  # of a line
 _EXACT_FLOAT = 2.0**53
 _ARROW_LIMIT = 2**31 - 2  # bytes of a block; its sizes are 32 bits wide
 _PARTS = 8  # of a block in which something is wrong
@@ -102,7 +103,7 @@ def _finished(
 
 def _parse(block: Block, known: pa.Schema | None, file: InputFile, options: ReadOptions, desk: Desk) -> _Parsed | None:
     """The rows of a block, as fast as it allows; what is no record goes to the desk. None if no row is left."""
-    fast = None if known is None else _parse_fast(block, known, options)
+    fast = _parse_fast(block, known, options)
     if fast is not None:
         return fast if len(fast.lines) else None
     if len(block.data) <= _SMALLEST_PART or block.num_lines == 1:
@@ -141,6 +142,7 @@ def _parse_fast(block: Block, known: pa.Schema, options: ReadOptions) -> _Parsed
                 unexpected_field_behavior="ignore" if narrow else "infer",
             ),
         )
+        table.validate()  # of lists of nothing but nulls Arrow forgets how long they are
     except (pa.ArrowInvalid, UnicodeDecodeError):
         return None
     if table.num_rows != len(lines):
@@ -221,7 +223,7 @@ def _may_be_deep(block: Block) -> bool:
 
 def _openings(data: bytes) -> np.ndarray:
     """How many opening brackets stand before the start of each cell of the text, and in all of it."""
-    counts = []
+    counts = [np.zeros(1, dtype=np.int64)]
     for start in range(0, len(data), _SCAN_BYTES):
         view = np.frombuffer(data, dtype=np.uint8, count=min(_SCAN_BYTES, len(data) - start), offset=start)
         found = np.zeros(-(-len(view) // _CELL) * _CELL, dtype=np.uint8)
@@ -229,7 +231,7 @@ def _openings(data: bytes) -> np.ndarray:
         # Eight counters in a word, none above the number of words in a cell.
         words = found.view(np.uint64).reshape(-1, _CELL // 8).sum(axis=1)
         counts.append(words.view(np.uint8).reshape(-1, 8).sum(axis=1))
-    return np.append(0, np.concatenate(counts).cumsum())
+    return np.concatenate(counts).cumsum()
 
 
 def _names_hold_nul(fields: Iterable[pa.Field]) -> bool:
@@ -240,21 +242,17 @@ def _nesting(kind: pa.DataType) -> int:
     return 1 + max(_nesting(kind.field(i).type) for i in range(kind.num_fields)) if kind.num_fields else 0
 
 
-def _declared(block: Block, options: ReadOptions) -> pa.Schema | None:
+def _declared(block: Block, options: ReadOptions) -> pa.Schema:
     """Types of the first lines' columns, found by Python's parser, so that Arrow guesses none of them."""
     rows: list[dict[str, Any]] = []
-    for line in block.lines():
-        try:
-            row, doubtful = parse_object(line.data)
+    starts, ends = block.bounds()
+    short = np.flatnonzero(ends - starts <= _SAMPLE_BYTES)
+    for i in short[:_SAMPLE_LINES].tolist():
+        with contextlib.suppress(ValueError, RecursionError):
+            row, doubtful = parse_object(block.data[starts[i] : ends[i]])
             if doubtful:
                 check_values(row)
             rows.append(row)
-        except (ValueError, RecursionError):
-            continue
-        if len(rows) == _SAMPLE_LINES:
-            break
-    if not rows:
-        return None
     fields = []
     for name in dict.fromkeys(name for row in rows for name in row if name not in options.string_columns):
         # What does not unify is left for Arrow to refuse.
@@ -263,9 +261,8 @@ def _declared(block: Block, options: ReadOptions) -> pa.Schema | None:
     return _without_nulls(pa.schema([*((name, pa.string()) for name in options.string_columns), *fields]))
 
 
-def _widened(known: pa.Schema | None, frame: pl.DataFrame, file: InputFile) -> pa.Schema:
-    found = _without_nulls(frame.clear().to_arrow().schema)
-    return found if known is None else unify([known, found], what=file.url)
+def _widened(known: pa.Schema, frame: pl.DataFrame, file: InputFile) -> pa.Schema:
+    return unify([known, _without_nulls(frame.clear().to_arrow().schema)], what=file.url)
 
 
 def _without_nulls(schema: pa.Schema) -> pa.Schema:

@@ -53,7 +53,7 @@ def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -
             f"{url}: {compression} file is truncated: it ends after {offset:,} uncompressed bytes without an end mark"
         )
         raise TruncatedFileError(f"{message}; fetch it again") from e
-    except (isal_zlib.error, lzma.LZMAError, zstandard.ZstdError) as e:
+    except (isal_zlib.IsalError, lzma.LZMAError, zstandard.ZstdError) as e:  # pyrefly: ignore
         raise InputError(
             f"{url}: {compression} data is damaged: it shows after {offset:,} uncompressed bytes ({e})"
         ) from e
