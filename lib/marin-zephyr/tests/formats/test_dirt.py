@@ -81,7 +81,24 @@ CASES = {
     "an array with a bad object": Case(
         {"a.json": b'[{"t":"a"}, {"t":123456789012345678901234567890}, {"t":"b"}]'},
         ["a", "b"],
-        [("a.json", None, None, "object 2: an integer beyond 64 bits")],
+        [("a.json", 1, 12, "object 2: an integer beyond 64 bits")],
+    ),
+    "an array with bytes that are no text": Case(
+        {"a.json": b'\xef\xbb\xbf[{"t":"\xc3\xa9"},\n{"t":"caf\xe9"},\n{"t":"b"}]\n'},
+        ["é", "b"],
+        [("a.json", 2, 16, "object 2: not UTF-8: byte 0xe9 at offset 25")],
+    ),
+    "an array of more than objects": Case(
+        {"a.json": b'[{"t":"a"},\r\n 3, {"t":"b"}]'}, ["a", "b"], [("a.json", 2, 14, "object 2: expected an object")]
+    ),
+    "an array cut": Case(
+        {"a.json": b'[{"t":"a"},\n{"t":"b'}, ["a"], [("a.json", 2, 12, "not JSON: Unterminated string")]
+    ),
+    "an array cut after a comma": Case({"a.json": b'[{"t":"a"},\n'}, ["a"], [("a.json", 2, 12, "not JSON: Expecting")]),
+    "an array cut after its bracket": Case({"a.json": b"[", "b.json": GOOD}, ["x"], [("a.json", 1, 1, "not JSON")]),
+    "an array and more": Case({"a.json": b'[{"t":"a"}]\n[]'}, ["a"], [("a.json", 2, 12, "not JSON: Extra data")]),
+    "an array within an array": Case(
+        {"a.json": b'[[{"t":"a"}], {"t":"b"}]'}, ["b"], [("a.json", 1, 1, "object 1: expected an object, found list")]
     ),
 }
 
@@ -141,6 +158,14 @@ def test_rows_of_no_column_are_kept_or_refused_and_never_forgotten(tmp_path):
         assert session.run(raw.write_jsonl(tmp_path / "out")).files[0].read_bytes() == b"{}\n" * 3
         with pytest.raises(SchemaError, match=r"part-00000\.parquet: its rows have no column"):
             session.run(raw.write_parquet(tmp_path / "out"))
+
+
+def test_lists_of_nothing_but_nulls_are_kept(tmp_path):
+    raw = put(tmp_path / "raw", {"a.jsonl": b'{"l":[null,null]}\n{"l":[null]}\n{"l":[]}\n', "b.jsonl": b'{"l":[1]}\n'})
+    with Session(backend="inline") as session:
+        report = session.run(Dataset.from_files(raw, shard_bytes=1).write_parquet(tmp_path / "out"))
+    rows = [row["l"] for path in report.files for row in pq.read_table(path).to_pylist()]
+    assert rows == [[None, None], [None], [], [1]]
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "quarantine"])

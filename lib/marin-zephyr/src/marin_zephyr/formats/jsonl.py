@@ -31,24 +31,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from marin_zephyr.errors import InputError, SchemaError
+from marin_zephyr.errors import SchemaError
+from marin_zephyr.formats.documents import read_document
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.formats.lines import Block, Line, file_blocks
+from marin_zephyr.formats.lines import Block, file_blocks
 from marin_zephyr.formats.objects import (
     MAX_DEPTH,
     MAX_KEPT_DEPTH,
     RefusedLineError,
     check_values,
-    encode,
     measure_depth,
-    parse,
     parse_object,
     refusal,
     taken,
 )
 from marin_zephyr.formats.provenance import finish, needed, numbered
 from marin_zephyr.formats.rejects import Desk
-from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS, concat, frame_from_rows, to_frame, unify
 from marin_zephyr.nodes import RAW, ReadOptions
 
@@ -74,12 +72,13 @@ class _Parsed:
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
     """Frames of a file's objects. Blank lines are not records."""
     known: pa.Schema | None = None
+    first = True
     for block in file_blocks(file, desk):
-        if known is None:
-            if file.format == "json" and _is_one_document(block):
-                yield from _read_document(file, options, desk)
-                return
-            known = _declared(block, options)
+        if first and file.format == "json" and _is_one_document(block):
+            yield from read_document(file, options, desk)
+            return
+        first = False
+        known = _declared(block, options) if known is None else known
         parsed = _parse(block, known, file, options, desk)
         if parsed is None:
             continue
@@ -143,6 +142,7 @@ def _parse_fast(block: Block, known: pa.Schema, options: ReadOptions) -> _Parsed
                 unexpected_field_behavior="ignore" if narrow else "infer",
             ),
         )
+        table.validate()  # of lists of nothing but nulls Arrow forgets how long they are
     except (pa.ArrowInvalid, UnicodeDecodeError):
         return None
     if table.num_rows != len(lines):
@@ -223,7 +223,7 @@ def _may_be_deep(block: Block) -> bool:
 
 def _openings(data: bytes) -> np.ndarray:
     """How many opening brackets stand before the start of each cell of the text, and in all of it."""
-    counts = []
+    counts = [np.zeros(1, dtype=np.int64)]
     for start in range(0, len(data), _SCAN_BYTES):
         view = np.frombuffer(data, dtype=np.uint8, count=min(_SCAN_BYTES, len(data) - start), offset=start)
         found = np.zeros(-(-len(view) // _CELL) * _CELL, dtype=np.uint8)
@@ -231,7 +231,7 @@ def _openings(data: bytes) -> np.ndarray:
         # Eight counters in a word, none above the number of words in a cell.
         words = found.view(np.uint64).reshape(-1, _CELL // 8).sum(axis=1)
         counts.append(words.view(np.uint8).reshape(-1, 8).sum(axis=1))
-    return np.append(0, np.concatenate(counts).cumsum())
+    return np.concatenate(counts).cumsum()
 
 
 def _names_hold_nul(fields: Iterable[pa.Field]) -> bool:
@@ -318,44 +318,6 @@ def _is_one_document(block: Block) -> bool:
     except (ValueError, RecursionError):
         return True
     return False
-
-
-def _read_document(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
-    pieces: list[bytes] = []
-    try:
-        pieces.extend(blocks(file.url, file.compression))
-    except InputError as e:
-        if desk.policy == "raise":
-            raise
-        reason = str(e).removeprefix(f"{file.url}: ")
-        desk.record(file, line=None, offset=0, reason=reason, raw=b"".join(pieces))
-        return
-    data = b"".join(pieces).removeprefix(b"\xef\xbb\xbf")
-    try:
-        value, doubtful = parse(data)
-        objects = value if isinstance(value, list) else [value]
-        if not all(isinstance(row, dict) for row in objects):
-            raise RefusedLineError("expected an array of objects")
-    except (ValueError, RecursionError) as e:
-        desk.record(file, line=1, offset=0, reason=refusal(e, Line(data, 1, 0)), raw=data)
-        return
-    rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    for number, row in enumerate(objects, 1):
-        try:
-            if options.raw and doubtful:
-                check_values(row)  # there is no line: what stands for it is made of the values
-            rows.append(taken(row, options, doubtful=doubtful))
-            numbers.append(number)
-        except RefusedLineError as e:
-            desk.record(file, line=None, offset=None, reason=f"object {number:,}: {e}", raw=encode(row))
-    frame = _frame(rows, file.url)
-    if options.raw:
-        raw = [encode(objects[number - 1]) for number in numbers]
-        frame = frame.with_columns(pl.Series(RAW, raw, dtype=pl.Binary))
-    for start in range(0, frame.height, BATCH_ROWS):
-        batch, rows_of = frame.slice(start, BATCH_ROWS), numbers[start : start + BATCH_ROWS]
-        yield finish(batch, file, options, rows=rows_of, offsets=None, desk=desk)
 
 
 def _frame(rows: list[dict[str, Any]], where: str) -> pl.DataFrame:
