@@ -75,11 +75,12 @@ class Session:
         self._backend_name = backend
         self._ray_address = ray_address
         self._memory = default_budget() if memory is None else parse_memory(memory)
-        most = max(1, self._memory // WORKER_LEAST)
-        if (workers or 1) > most or self._memory < WORKER_LEAST:
+        self._workers = workers or max(1, min(_usable_cpus(), self._memory // WORKER_LEAST))
+        if backend != "inline" and self._memory < self._workers * WORKER_LEAST:
             least = format_bytes(WORKER_LEAST)
-            raise UsageError(f"memory={memory!r} holds no {workers or 1} workers: give each at least {least}")
-        self._workers = workers or (None if backend == "ray" else min(_usable_cpus(), most))
+            raise UsageError(
+                f"memory={memory!r} is too little for workers={self._workers}: each needs at least {least}"
+            )
         self._progress = progress or LogProgress()
         self._given_dir = None if work_dir is None else Path(work_dir).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None

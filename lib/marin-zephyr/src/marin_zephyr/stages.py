@@ -85,6 +85,8 @@ def opened(stage: Stage) -> Generator[None]:
 def commit(stage: Stage, report: StageReport, *, earlier: Sequence[tuple[Stage, StageReport]]) -> None:
     """Makes a stage count; see the module's docstring for how."""
     if not isinstance(stage.spec.output, Parts):
+        for unfinished in stage.spec.home.glob(".*.tmp"):  # of a task that was killed
+            unfinished.unlink(missing_ok=True)
         _write_manifest(stage, report.files, [report], durable=False)  # it may be lost with the machine
         return
     with writing(directory(stage)):

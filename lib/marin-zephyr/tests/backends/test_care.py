@@ -1,9 +1,13 @@
 """What a careful task notes, what survives of it, and what follows for a row."""
 
+import itertools
 import signal
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +15,12 @@ from hypothesis import strategies as st
 from marin_zephyr.backends.care import Care, Note, read_note, shared_page
 from marin_zephyr.backends.pool import Death
 from marin_zephyr.backends.verdicts import Trial
+from marin_zephyr.context import TaskContext
+from marin_zephyr.counters import check_chain
 from marin_zephyr.errors import MemoryLimitError, RejectRow, WorkerDiedError
+from marin_zephyr.formats.rejects import Desk
+from marin_zephyr.nodes import FilterRows, FlatMap, Map, MapBatches
+from marin_zephyr.operations import run_chain
 
 plain = st.none() | st.integers() | st.floats() | st.text(max_size=400) | st.binary()
 anything = plain | st.lists(plain) | st.dictionaries(st.text(), plain)
@@ -50,6 +59,45 @@ def test_a_condemned_row_is_refused_without_a_call():
         with pytest.raises(RejectRow, match="poison"):
             call("b")
         assert call("c") == "c"
+
+
+OPS = (
+    FlatMap(lambda row: [row, {**row, "half": 1}]),
+    FilterRows(lambda row: row["n"] % 3),
+    MapBatches(lambda frame: frame.reverse(), batch_rows=None, batch_format="polars"),
+    Map(lambda row: {**row, "m": row["n"] * 2}),
+)
+
+
+def refusing(op: Any, numbers: set[int]) -> Any:
+    """The operation, whose function itself refuses the rows of these numbers."""
+    counter = itertools.count()
+
+    def fn(row: Any) -> Any:
+        if next(counter) in numbers:
+            raise RejectRow("poison")
+        return op.fn(row)
+
+    return op if isinstance(op, MapBatches) else type(op)(fn)
+
+
+def outcome(ops: tuple[Any, ...], care: Care | None) -> tuple[Any, ...]:
+    """Every batch that comes out of a chain over two batches, and what was counted."""
+    context = TaskContext(Desk("skip", Path("none")), 0, Path("none"), care=care)
+    frames = iter([pl.DataFrame({"n": range(7)}), pl.DataFrame({"n": range(7, 10)})])
+    made = [frame.to_dicts() for frame in run_chain(frames, ops, ["a", "b", "c", "d"], context)]
+    return made, context.counts, context.desk.num_rows
+
+
+@given(st.sets(st.tuples(st.sampled_from([0, 1, 3]), st.integers(0, 12))))
+@settings(max_examples=50)
+def test_a_chain_with_condemned_rows_gives_the_batches_of_one_whose_functions_refuse_them(condemned):
+    numbers = {op: {row for where, row in condemned if where == op} for op in range(len(OPS))}
+    plain = outcome(tuple(refusing(op, numbers[i]) for i, op in enumerate(OPS)), None)
+    with shared_page() as page:
+        careful = outcome(OPS, Care(page, dict.fromkeys(condemned, "poison")))
+    assert careful == plain
+    check_chain(careful[1])
 
 
 def test_a_note_outlives_a_process_that_is_killed():

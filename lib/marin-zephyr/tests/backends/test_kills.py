@@ -1,4 +1,4 @@
-"""Kills for real: of the driver in each stage of a shuffle, of a worker in the middle of a file."""
+"""Kills for real: of the driver in a shuffle and after it, of a worker in the middle of a file."""
 
 import hashlib
 import json
@@ -72,14 +72,14 @@ def run(base: Path, out: Path, work: Path, backend: str, stage: str, task: int) 
     return int(done.stdout) if done.returncode == 0 else done.returncode
 
 
-@pytest.mark.parametrize(
-    ("stage", "task", "left"), [("0-distinct-keys", 2, 7), ("1-distinct-pick", 1, 4), ("2-write", 3, 1)]
-)
-def test_a_driver_killed_in_any_stage_of_a_shuffle_goes_on_where_it_was(clean, tmp_path, stage, task, left):
+@pytest.mark.parametrize(("stage", "task", "left"), [("1-distinct-pick", 1, 4), ("2-write", 3, 1)])
+def test_a_driver_killed_in_or_after_a_shuffle_goes_on_where_it_was(clean, tmp_path, stage, task, left):
     base, expected = clean
     out, work = tmp_path / "out", tmp_path / "work"
     assert run(base, out, work, "process", stage, task) == -signal.SIGKILL
     assert not list(out.glob("part-*"))
+    for home in [*work.glob(f"{stage}-*"), *out.glob(".staging-*")]:
+        (home / ".task-00003.json.77.tmp").touch()  # as a kill in the middle of a rename leaves it
     # What was under way when the driver died may have been done in time or not.
     assert 0 <= left - run(base, out, work, "process", "none", 0) <= 2
     assert tree(out) == expected

@@ -175,3 +175,37 @@ def test_workers_end_with_their_session(raw):
         pids = [w.process.pid for w in session._backend._workers]
         assert all(alive(pid) for pid in pids)
     assert not any(alive(pid) for pid in pids)
+
+
+class Rows:
+    """Progress that remembers how many rows each task had, in the order in which they ended."""
+
+    def __init__(self):
+        self.seen = []
+
+    def start(self, name, **_):
+        pass
+
+    def advance(self, *, items, **_):
+        self.seen.append(items)
+
+    def finish(self):
+        pass
+
+
+def test_the_heaviest_tasks_are_handed_out_first(tmp_path):
+    for i, n in enumerate([1, 50, 10, 30]):
+        (tmp_path / f"{i}.jsonl").write_text('{"a": 1}\n' * n)
+    progress = Rows()
+    with Session(backend="process", workers=1, progress=progress) as session:
+        assert session.count(Dataset.from_files(tmp_path, shard_bytes=1)) == 91
+    assert progress.seen == [50, 30, 10, 1]
+
+
+def test_tasks_that_were_sent_ahead_to_a_worker_that_dies_are_done_by_others(tmp_path):
+    dataset = Dataset.from_rows([{"n": i} for i in range(60)], num_shards=60, on_error="skip")
+    with Session(backend="process", workers=2) as session:
+        report = session.run(
+            dataset.map(lambda row: row if row["n"] != 30 else os._exit(1)).write_jsonl(tmp_path / "out")
+        )
+    assert (report.counters["rows_out"], report.counters["rejected"]) == (59, 1)

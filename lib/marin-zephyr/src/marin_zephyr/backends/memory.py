@@ -43,7 +43,7 @@ def parse_memory(value: str | int) -> int:
 
 def default_budget() -> int:
     """Bytes that a run may use if nobody says: 80% of what this process may still get."""
-    return min([_machine_memory(), *_group_limits()]) * _DEFAULT_PERCENT // 100
+    return max(WORKER_LEAST, min([_machine_memory(), *_group_limits()]) * _DEFAULT_PERCENT // 100)
 
 
 def merge_memory(ceiling: int) -> int:

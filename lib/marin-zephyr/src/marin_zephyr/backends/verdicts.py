@@ -99,7 +99,7 @@ def _what(death: Death) -> str:
 def _reason(death: Death) -> str:
     """For the desk. No amounts: they differ from run to run, and rejects are compared like any output."""
     if death.ceiling is not None:
-        return "exceeded the memory ceiling: of the whole run, alone"
+        return "exceeded the memory ceiling: alone, with all the memory of the run"
     if death.returncode < 0:
         return f"killed the worker: {signal.Signals(-death.returncode).name}"
     return f"killed the worker: exit code {death.returncode}"
