@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marin_zephyr.text import measures
 from marin_zephyr.text.measures import MEASURES, STOP_WORDS, measure
 
 # Words that repeat and lines that repeat, bullets, ellipses, other scripts and nothing at all.
@@ -92,6 +93,13 @@ def test_any_text_has_measures_of_its_own(texts: list[str]) -> None:
         for name, values in together.items():
             assert np.isfinite(values[i])
             assert values[i] == alone[name][0], name
+
+
+def test_a_long_text_is_measured_by_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "日本 the cat and the dog\n" * 9
+    monkeypatch.setattr(measures, "LONGEST", 40)
+    whole, beginning, short = zip(*measure(pl.Series([text, text[:40], "the"]), MEASURES).values(), strict=True)
+    assert whole == beginning != short
 
 
 @pytest.mark.parametrize("make", [lambda n: "a" * n, lambda n: "a " * n, lambda n: "\n" * n, lambda n: "ab\n\n" * n])
