@@ -86,7 +86,7 @@ def test_a_rerun_runs_nothing_until_the_object_has_changed(server: str, tmp_path
         assert [session.run(dataset).executed for _ in range(2)] == [1, 0]
         put(server, "changing/a.jsonl", b'{"id": 2}\n')
         assert session.run(dataset).executed == 1
-    assert (tmp_path / "out" / "part-00000.jsonl").read_text() == '{"id": 2}\n'
+    assert json.loads((tmp_path / "out" / "part-00000.jsonl").read_text()) == {"id": 2}
 
 
 def test_a_truncated_object_is_noticed(server: str) -> None:
