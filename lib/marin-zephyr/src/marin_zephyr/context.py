@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.formats.rejects import Desk
+
+if TYPE_CHECKING:
+    from marin_zephyr.backends.care import Care
 
 type Frames = Generator[pl.DataFrame]
 
@@ -25,6 +29,7 @@ class TaskContext:
         index: the task's number in its stage.
         home: the directory in which the task may write.
         memory: bytes that external merges may hold. It decides how a result is computed, never what it is.
+        care: notes what the task is at, if it has killed a worker before.
         counts: each operation's name and counts; made when the chain is built, not when it first runs.
         absent: column that an expression names -> whether every batch so far lacked it.
     """
@@ -33,6 +38,7 @@ class TaskContext:
     index: int
     home: Path
     memory: int = MEMORY
+    care: Care | None = None
     counts: list[tuple[str, RowCounts]] = field(default_factory=list)
     absent: dict[str, bool] = field(default_factory=dict)
 

@@ -12,12 +12,14 @@ synced.
 import errno
 import hashlib
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from marin_zephyr.errors import OutputBusyError, OutputError
 
+_SYNCS = 8
 _FIXES = {
     errno.ENOSPC: "; free some space and run again: committed work is kept",
     errno.EACCES: "; check permissions, or choose another place",
@@ -74,6 +76,13 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_all(paths: Iterable[Path]) -> None:
+    """`sync` of many files, several at a time: a journal writes out together what waits for it together."""
+    with ThreadPoolExecutor(_SYNCS) as pool:
+        for _ in pool.map(sync, paths):
+            pass
 
 
 def file_digest(path: Path) -> str:

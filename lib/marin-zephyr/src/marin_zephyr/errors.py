@@ -15,6 +15,7 @@
     │   └── OutputBusyError         exit 3   another run is writing it
     ├── UserCodeError               exit 1   a function of the caller raised: which one, on which row
     ├── WorkerDiedError             exit 1   a worker process died twice on the same task
+    ├── MemoryLimitError            exit 1   a task passed the memory ceiling: in which operation, on which row
     ├── AccountingError             exit 1   rows in and rows out of a stage disagree: a defect, never the user's doing
     └── CorruptBlockError           exit 1   an intermediate file fails its checksum
     RejectRow                                raised *by* the caller's function to refuse a row, with the reason
@@ -89,6 +90,10 @@ class UserCodeError(ZephyrError):
 
 class WorkerDiedError(ZephyrError):
     """A worker process died twice on the same task: killed, out of memory, or crashed in native code."""
+
+
+class MemoryLimitError(ZephyrError):
+    """A task holds more memory than the run may use. The message names the operation, the row or batch, and the fix."""
 
 
 class AccountingError(ZephyrError):

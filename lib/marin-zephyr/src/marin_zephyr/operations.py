@@ -55,6 +55,8 @@ def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], con
             i = j
             continue
         counts = context.counter(labels[i])
+        if context.care is not None:
+            frames = context.care.batches(frames, labels[i])
         if isinstance(op, KeyedOp):
             frames = op.apply(frames, labels[i], counts, context)
         else:
@@ -189,12 +191,15 @@ def _selected(frame: pl.DataFrame, steps: Sequence[_Step]) -> pl.DataFrame:
 
 def _row_step(op: RowOp, name: str, context: TaskContext) -> _Step:
     counts, desk = context.counter(name), context.desk
-    if isinstance(op, Map):
-        return lambda rows: _mapped(_called(op.fn, rows, counts, desk, name), counts, name)
-    if isinstance(op, FilterRows):
-        return lambda rows: _filtered(_called(op.fn, rows, counts, desk, name), counts)
     # As a list, so that a generator that raises half-way has given nothing yet.
-    return lambda rows: _flattened(_called(lambda row: list(op.fn(row)), rows, counts, desk, name), counts, name)
+    fn = (lambda row: list(op.fn(row))) if isinstance(op, FlatMap) else op.fn
+    if context.care is not None:
+        fn = context.care.row_function(fn, operation=len(context.counts) - 1, name=name)
+    if isinstance(op, Map):
+        return lambda rows: _mapped(_called(fn, rows, counts, desk, name), counts, name)
+    if isinstance(op, FilterRows):
+        return lambda rows: _filtered(_called(fn, rows, counts, desk, name), counts)
+    return lambda rows: _flattened(_called(fn, rows, counts, desk, name), counts, name)
 
 
 def _called(

@@ -9,6 +9,7 @@ task; a run that was killed goes on with the tasks that have no record yet.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import weakref
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import NAMES, Backend, make_backend
+from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, format_bytes, parse_memory
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
+from marin_zephyr.formats.files import SINK_MANIFEST
 from marin_zephyr.nodes import Sink
 from marin_zephyr.progress import LogProgress, Progress
 
@@ -64,7 +67,11 @@ class Session:
     Args:
         backend: ``process`` (worker processes, the default), ``inline`` (this process) or ``ray`` (the nodes of a Ray
             cluster; they and this process must share the file system on which ``work_dir`` and outputs lie).
-        workers: tasks at a time; by default one a usable CPU.
+        workers: tasks at a time; by default one a usable CPU, fewer if memory is scarce; on Ray one a CPU of the cluster.
+        memory: what a run may hold, all its processes together: bytes, or a text such as ``"4GiB"``; by default 80% of
+            what this process may still get. Workers that hold more than their share are stopped, and what they were
+            doing is tried again alone. It never changes a result, save that rows which alone exceed it are refused.
+            On Ray a task's share is what is asked of Ray for it, and by default nothing is.
         work_dir: where intermediate stages are kept for later runs; by default a temporary directory that goes when the
             session is closed.
         ray_address: for ``ray``: the cluster, as ``ray.init`` takes it. By default ``RAY_ADDRESS``, else a cluster of
@@ -77,6 +84,7 @@ class Session:
         *,
         backend: str = "process",
         workers: int | None = None,
+        memory: int | str | None = None,
         work_dir: str | Path | None = None,
         ray_address: str | None = None,
         progress: Progress | None = None,
@@ -88,8 +96,17 @@ class Session:
         if ray_address is not None and backend != "ray":
             raise UsageError(f'ray_address={ray_address!r} goes with backend="ray", not {backend!r}')
         self._backend_name = backend
+        self._memory = None if memory is None else parse_memory(memory)
         self._workers = workers
         self._ray_address = ray_address
+        if backend != "ray":  # there the cluster says what there is
+            self._memory = self._memory or default_budget()
+            self._workers = workers or max(1, min(_usable_cpus(), self._memory // WORKER_LEAST))
+        if backend != "inline" and self._memory and self._memory < (self._workers or 1) * WORKER_LEAST:
+            least = format_bytes(WORKER_LEAST)
+            raise UsageError(
+                f"memory={memory!r} is too little for workers={self._workers or 1}: each needs at least {least}"
+            )
         self._progress = progress or LogProgress()
         self._given_dir = None if work_dir is None else Path(work_dir).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -167,9 +184,11 @@ class Session:
         from marin_zephyr.explaining import explain
         from marin_zephyr.outputs import Kept
 
-        return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept()))
+        return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept(), runs=False))
 
-    def _plan(self, dataset: Dataset, *, output: Any = None) -> Plan:
+    def _plan(self, dataset: Dataset, *, output: Any = None, runs: bool = True) -> Plan:
+        if runs and not (isinstance(dataset.node, Sink) and (Path(dataset.node.path) / SINK_MANIFEST).exists()):
+            self._running_backend()  # it starts now; what was written before may not need it
         from marin_zephyr.planning import plan
 
         if output is not None and isinstance(dataset.node, Sink):
@@ -232,9 +251,15 @@ class Session:
 
     def _running_backend(self) -> Backend:
         if self._backend is None:
-            self._backend = make_backend(self._backend_name, workers=self._workers, ray_address=self._ray_address)
+            self._backend = make_backend(
+                self._backend_name, workers=self._workers, memory=self._memory, ray_address=self._ray_address
+            )
             self._finalizer = weakref.finalize(self, self._backend.close)
         return self._backend
+
+
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _totals(reports: list[StageReport]) -> dict[str, int]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_zephyr.counters import RowCounts, merge
-from marin_zephyr.durability import replace_file, sole_writer, sync, writing
+from marin_zephyr.durability import replace_file, sole_writer, sync, sync_all, writing
 from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
 from marin_zephyr.inputs import SOURCES
@@ -147,6 +147,8 @@ def summarize(stage: Stage, records: Sequence[Any], *, executed: int, seconds: f
 def commit(stage: Stage, report: StageReport, *, earlier: Sequence[tuple[Stage, StageReport]]) -> None:
     """Makes a stage count; see the module's docstring for how."""
     if not isinstance(stage.spec.output, Parts):
+        for unfinished in stage.spec.home.glob(".*.tmp"):  # of a task that was killed
+            unfinished.unlink(missing_ok=True)
         _write_manifest(stage, report.files, [report], durable=False)  # it may be lost with the machine
         return
     with writing(directory(stage)):
@@ -164,12 +166,12 @@ def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, S
                 shutil.copyfile(before.spec.home / file["name"], home / file["name"])
     (out / SINK_MANIFEST).unlink(missing_ok=True)
     _remove_others(out, keep={f["name"] for f in files})
-    for file in files:
-        target = out / file["name"]
-        target.parent.mkdir(exist_ok=True)
-        if (home / file["name"]).exists():  # else an earlier run moved it, and died before the manifest
-            sync(home / file["name"])
-            (home / file["name"]).replace(target)
+    # A file that is not there was moved by an earlier run, which died before the manifest.
+    moving = [file["name"] for file in files if (home / file["name"]).exists()]
+    sync_all(home / name for name in moving)
+    for name in moving:
+        (out / name).parent.mkdir(exist_ok=True)
+        (home / name).replace(out / name)
     sync(out)
     _write_manifest(stage, files, [*(r for _, r in earlier), report], durable=True)
     for staging in out.glob(f"{STAGING}*"):

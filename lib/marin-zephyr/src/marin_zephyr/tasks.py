@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from marin_zephyr.context import MEMORY, TaskContext
 from marin_zephyr.counters import check_chain, collecting
@@ -13,8 +14,13 @@ from marin_zephyr.outputs import Parts
 from marin_zephyr.records import TaskRecord, task_file
 from marin_zephyr.specs import StageSpec, TaskInput
 
+if TYPE_CHECKING:
+    from marin_zephyr.backends.care import Care
 
-def run_task(spec: StageSpec, index: int, task_input: TaskInput, *, memory: int = MEMORY) -> TaskRecord:
+
+def run_task(
+    spec: StageSpec, index: int, task_input: TaskInput, *, memory: int = MEMORY, care: Care | None = None
+) -> TaskRecord:
     """Runs one task to its committed record.
 
     Args:
@@ -22,16 +28,20 @@ def run_task(spec: StageSpec, index: int, task_input: TaskInput, *, memory: int 
         index: the task's number.
         task_input: what this one reads.
         memory: bytes that it may hold in external merges.
+        care: notes what it is at, if it has killed a worker before.
 
     Raises:
         ZephyrError: as readers, operations and writers raise it.
     """
     with writing(Path(spec.output.path) if isinstance(spec.output, Parts) else spec.home):
         desk = Desk(spec.on_error, spec.home / "rejects" / f"{spec.name}-{index:05d}.jsonl")
-        context = TaskContext(desk, index, spec.home, memory)
+        context = TaskContext(desk, index, spec.home, memory, care)
         with collecting() as counters:
             frames = task_input.frames(context, context.counter("read"))
-            files = spec.output.write(run_chain(frames, spec.ops, spec.labels, context), context)
+            made = run_chain(frames, spec.ops, spec.labels, context)
+            if care is not None:
+                made = care.batches(made, "the output")
+            files = spec.output.write(made, context)
             frames.close()  # an operation may have had enough; what was read until then is counted now
         desk.close()
     check_chain(context.counts)

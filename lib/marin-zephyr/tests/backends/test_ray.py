@@ -238,7 +238,12 @@ def test_what_a_worker_that_was_given_up_goes_on_writing_touches_nothing_of_the_
     (home / "tries").mkdir(parents=True)
     (home / "tries" / "probe").write_text("token")
     orders = _Orders(
-        blob=dumps(stage.spec), probe=home / "tries" / "probe", token="token", versions=library_versions(), path=()
+        blob=dumps(stage.spec),
+        probe=home / "tries" / "probe",
+        token="token",
+        memory=1 << 20,
+        versions=library_versions(),
+        path=(),
     )
     first = _attempt(orders, 0, stage.inputs[0], home / "tries" / "first", "here")
     assert sorted(path.name for path in home.iterdir()) == ["tries"]
@@ -290,7 +295,9 @@ def test_a_node_with_other_libraries_is_refused(tmp_path: Path) -> None:
     from marin_zephyr.fingerprints import library_versions
 
     (tmp_path / "probe").write_text("token")
-    orders = _Orders(blob=b"", probe=tmp_path / "probe", token="token", versions=library_versions(), path=())
+    orders = _Orders(
+        blob=b"", probe=tmp_path / "probe", token="token", memory=1 << 20, versions=library_versions(), path=()
+    )
     _check_node(orders)
     with pytest.raises(UsageError, match=r"node .* has polars .*, the driver 0\.1"):
         _check_node(replace(orders, versions={**orders.versions, "polars": "0.1"}))
@@ -328,12 +335,21 @@ def test_without_a_cluster_one_is_started_and_ends_with_the_session(tmp_path: Pa
 
 
 @needs_ray
-def test_tasks_that_fit_on_no_node_are_refused(on_ray: Session) -> None:
-    from marin_zephyr.backends.clusters import check_room
+def test_memory_is_asked_of_ray_by_task_and_what_no_node_has_is_refused(cluster: str, on_ray: Session) -> None:
+    dataset = Dataset.from_rows([{"n": i} for i in range(3)], num_shards=3)
 
-    check_room(1 << 20)
-    with pytest.raises(UsageError, match=r"1,125,899,906,842,624 bytes, and the largest node of the Ray cluster has"):
-        check_room(1 << 50)
+    def asked(row: dict) -> dict:
+        import ray
+
+        return {"memory": ray.get_runtime_context().get_assigned_resources()["memory"]}
+
+    with Session(backend="ray", ray_address=cluster, workers=2, memory="512MiB") as session:
+        assert [row["memory"] for row in session.rows(dataset.map(asked))] == [256 << 20] * 3
+    with Session(backend="ray", ray_address=cluster, workers=1, memory="1024TiB") as session:
+        with pytest.raises(UsageError, match=r"1,125,899,906,842,624 bytes, and the largest node of the Ray cluster"):
+            session.count(dataset)
+    with pytest.raises(UsageError, match=r"memory='1MiB' is too little"):
+        Session(backend="ray", memory="1MiB")
 
 
 def test_without_the_extra_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

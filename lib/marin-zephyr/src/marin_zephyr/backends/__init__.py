@@ -9,7 +9,6 @@ A backend runs the tasks of a stage in any order and yields each record when it 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,32 +37,31 @@ class Backend(Protocol):
         ...
 
 
-def make_backend(name: str, *, workers: int | None, ray_address: str | None = None) -> Backend:
-    """A backend by name.
+def make_backend(name: str, *, workers: int | None, memory: int | None, ray_address: str | None = None) -> Backend:
+    """A backend by name. What takes time to start starts now, and is not waited for.
 
     Args:
         name: one of `NAMES`.
-        workers: tasks at a time; None for one a usable CPU, of this machine or of the cluster.
+        workers: tasks at a time; may be None for ``ray``, which has the CPUs of its cluster.
+        memory: bytes that a run may hold, all its processes together; may be None for ``ray``.
         ray_address: the cluster, as ``ray.init`` takes it.
 
     Raises:
         UsageError: no such backend.
         MissingExtraError: Ray is not installed.
     """
-    if name == "inline":
-        from marin_zephyr.backends.inline import InlineBackend
-
-        return InlineBackend()
-    if name == "process":
-        from marin_zephyr.backends.process import ProcessBackend
-
-        return ProcessBackend(workers or _usable_cpus())
     if name == "ray":
         from marin_zephyr.backends.ray import RayBackend
 
-        return RayBackend(ray_address, workers=workers)
+        return RayBackend(ray_address, workers=workers, memory=memory)
+    assert workers is not None
+    assert memory is not None
+    if name == "inline":
+        from marin_zephyr.backends.inline import InlineBackend
+
+        return InlineBackend(memory=memory)
+    if name == "process":
+        from marin_zephyr.backends.process import ProcessBackend
+
+        return ProcessBackend(workers, memory=memory)
     raise UsageError(f"backend={name!r} is not one of {', '.join(NAMES)}")
-
-
-def _usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,51 +2,51 @@
 
 Workers are fresh interpreters, not forks: nothing is inherited (no threads of Polars or Arrow caught in mid-flight, no
 locks), and the running script is not imported again as ``multiprocessing`` would, so a script needs no ``__main__``
-guard. They start together on first use and serve every stage after that.
+guard. They start while the first plan is made, and serve every stage after that.
 
-Each has one socket to the driver. The driver sends the stage's functions once and then one task at a time; whoever
-dies, the other sees the socket close. A worker that dies takes one task with it, which is run once more on a new
-worker; if that dies too, the task is at fault, and the error names it. When a task fails, the workers that are busy are
-killed before the error is raised: none goes on writing behind the caller's back.
+Each has one socket to the driver. The driver sends the stage's functions once and then tasks, the heaviest first, so
+that no long one is left for the end; whose tasks are over in no time is sent the next one before it asks. Whoever
+dies, the other sees the socket close.
+
+**Memory.** The run's budget is shared out: each worker may hold its share and no more. The driver looks at what the
+busy ones hold while it waits, and kills one that passes its share.
+
+**Death.** A task whose worker died is tried again alone: no other worker is there, the whole budget is its ceiling, and
+it notes what it is at (`backends.care`). What follows if that worker dies too is decided in `backends.verdicts`: the
+row that did it is left out, or the error names it. When a task fails, the workers that are busy are killed before the
+error is raised: none goes on writing behind the caller's back.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import pickle
-import signal
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import wait
+from time import monotonic
+from typing import TYPE_CHECKING
 
+from marin_zephyr.backends.care import read_note, shared_page
+from marin_zephyr.backends.memory import Gauge, format_bytes, merge_memory
 from marin_zephyr.backends.pickling import dumps
-from marin_zephyr.errors import WorkerDiedError
-from marin_zephyr.records import TaskRecord
-from marin_zephyr.specs import StageSpec, TaskInput
+from marin_zephyr.backends.pool import Worker, start_worker
+from marin_zephyr.backends.verdicts import Trial
+
+if TYPE_CHECKING:  # what is imported here is waited for before the workers start
+    from marin_zephyr.records import TaskRecord
+    from marin_zephyr.specs import StageSpec, TaskInput
 
 _log = logging.getLogger(__name__)
 
-_TRIES = 2
-_BOOT = "import sys; sys.path[:] = {path!r}; from marin_zephyr.backends.worker import main; main({fd})"
-
-
-@dataclass(eq=False)
-class _Worker:
-    process: subprocess.Popen[bytes]
-    connection: Connection
-    spec: str | None = None
-    """The stage whose functions it holds."""
-    task: int | None = None
-    """The task it is running."""
-
-    def kill(self) -> None:
-        self.connection.close()
-        self.process.kill()
-        self.process.wait()
+_STARTED_EARLY = 8
+"""Workers that start before it is known how many tasks there are."""
+_SHORT_SECONDS = 0.1
+_LOOK_SECONDS = 0.05
+_LOOK_CLOSELY_SECONDS = 0.01
+_DRIVER_SHARE = 4
+"""At most one part in so many of the budget is the driver's: what else its process holds is no matter of the run's."""
 
 
 @dataclass
@@ -57,104 +57,139 @@ class _Stage:
     blob: bytes
     inputs: dict[int, TaskInput]
     waiting: deque[int]
-    deaths: dict[int, int] = field(default_factory=dict)
+    trials: dict[int, Trial] = field(default_factory=dict)
+    """Tasks that have killed a worker, and what is known about each."""
+
+    @property
+    def key(self) -> str:
+        return str(self.spec.home)
+
+    @property
+    def alone_now(self) -> bool:
+        """Whether a trial comes next. Where its outcome may end the run, it does not wait for all the other tasks."""
+        return bool(self.trials) and (self.spec.on_error == "raise" or not self.waiting)
 
 
 class ProcessBackend:
-    """Runs tasks on ``workers`` processes."""
+    """Runs tasks on worker processes.
 
-    def __init__(self, workers: int) -> None:
+    Args:
+        workers: how many.
+        memory: bytes that they and this process may hold together.
+    """
+
+    def __init__(self, workers: int, *, memory: int) -> None:
         self._size = workers
-        self._workers: list[_Worker] = []
+        self._memory = memory
+        self._workers = [start_worker() for _ in range(min(self._size, _STARTED_EARLY))]
+        self._own = Gauge(os.getpid())
+        self._looked = 0.0
+        if not self._own.works:
+            _log.warning("memory=%s is not enforced: this system has no /proc", format_bytes(memory))
 
     def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Iterator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""
-        stage = _Stage(spec, dumps(spec), dict(tasks), deque(index for index, _ in tasks))
+        heaviest_first = sorted(tasks, key=lambda task: -task[1].weight)
+        stage = _Stage(spec, dumps(spec), dict(tasks), deque(index for index, _ in heaviest_first))
         try:
-            while stage.waiting or any(w.task is not None for w in self._workers):
-                self._hand_out(stage)
+            while stage.waiting or stage.trials or self._busy():
+                if not stage.alone_now:
+                    self._hand_out(stage)
+                elif not self._busy():
+                    yield self._try_alone(stage)
+                    continue
                 yield from self._collect(stage)
         finally:
-            for worker in [w for w in self._workers if w.task is not None]:
-                worker.kill()
-                self._workers.remove(worker)
+            self._end(self._busy())
 
     def close(self) -> None:
-        """Closes the sockets; the workers exit."""
-        for worker in self._workers:
-            worker.connection.close()
-        for worker in self._workers:
-            try:
-                worker.process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                worker.kill()
-        self._workers.clear()
+        """Ends the workers. They are idle, so nothing is lost."""
+        self._end(list(self._workers))
+
+    def _busy(self) -> list[Worker]:
+        return [w for w in self._workers if w.tasks]
+
+    def _end(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            worker.end()
+            self._workers.remove(worker)
+
+    def _ceiling(self, num_workers: int) -> int:
+        """What each of so many workers may hold."""
+        return (self._memory - min(self._own.read(), self._memory // _DRIVER_SHARE)) // num_workers
 
     def _hand_out(self, stage: _Stage) -> None:
         """Gives each idle worker a task, starting workers while there is work for them."""
         while len(self._workers) < min(self._size, len(stage.waiting)):
-            self._workers.append(_start())
-        for worker in self._workers:
-            if worker.task is not None or not stage.waiting:
-                continue
-            key = str(stage.spec.home)
-            index = stage.waiting.popleft()
-            worker.task = index
-            try:
-                if worker.spec != key:
-                    worker.connection.send_bytes(pickle.dumps(("spec", key, stage.blob)))
-                    worker.spec = key
-                worker.connection.send_bytes(pickle.dumps(("task", key, index, stage.inputs[index])))
-            except OSError:
-                continue  # it is dead; `_collect` sees the closed socket
+            self._workers.append(start_worker())
+        memory = merge_memory(self._memory // self._size)
+        for ahead in (0, 1):  # nobody is sent a second task while another has none
+            for worker in self._workers:
+                # A task sent ahead cannot go elsewhere any more: near the end it might wait while others idle.
+                few_left = len(stage.waiting) <= 2 * len(self._workers)
+                if (
+                    len(worker.tasks) == ahead
+                    and stage.waiting
+                    and not (ahead and (few_left or worker.seconds > _SHORT_SECONDS))
+                ):
+                    index = stage.waiting.popleft()
+                    worker.send(stage.key, stage.blob, index, stage.inputs[index], memory=memory)
 
     def _collect(self, stage: _Stage) -> Iterator[TaskRecord]:
-        """Waits for at least one outcome."""
-        busy = {w.connection: w for w in self._workers if w.task is not None}
-        for ready in wait(list(busy)):
+        """Waits until something has happened, with an eye on memory."""
+        busy = {w.connection: w for w in self._busy()}
+        for ready in wait(list(busy), timeout=self._look(list(busy.values()), self._ceiling(self._size))):
             worker = busy[ready]  # pyrefly: ignore
             try:
-                outcome, value = pickle.loads(worker.connection.recv_bytes())  # noqa: S301  from our own worker
+                outcome, value = worker.receive()
             except (EOFError, OSError):
                 self._bury(worker, stage)
                 continue
-            worker.task = None
             if outcome == "failed":
                 raise value
             yield value
 
-    def _bury(self, worker: _Worker, stage: _Stage) -> None:
-        """A worker died: its task waits for another, unless it has killed two."""
-        index = worker.task
-        assert index is not None
-        worker.kill()
+    def _look(self, workers: list[Worker], ceiling: int) -> float:
+        """Kills those that hold too much; the seconds until the next look."""
+        left = self._looked - monotonic()
+        if left > 0:
+            return left
+        for worker in workers:
+            worker.watch(ceiling)
+        close = any(w.held > ceiling // 2 for w in workers)
+        seconds = _LOOK_CLOSELY_SECONDS if close else _LOOK_SECONDS
+        self._looked = monotonic() + seconds
+        return seconds
+
+    def _bury(self, worker: Worker, stage: _Stage) -> None:
+        """A worker died: the task that it was at gets a trial, the one behind it waits for another worker."""
+        index, *behind = worker.tasks
+        stage.waiting.extendleft(behind)
         self._workers.remove(worker)
-        how = _ending(worker.process.returncode)
-        stage.deaths[index] = stage.deaths.get(index, 0) + 1
-        task = f"task {index} of {stage.spec.name} ({stage.inputs[index].name})"
-        if stage.deaths[index] >= _TRIES:
-            fix = "give it less at a time (shard_bytes), or look at its input"
-            raise WorkerDiedError(f"{task}: its worker {how}, {_TRIES} times; {fix}")
-        _log.warning("%s: its worker %s; trying once more", task, how)
-        stage.waiting.appendleft(index)
+        trial = Trial(f"task {index} of {stage.spec.name} ({stage.inputs[index].name})", stage.spec.on_error)
+        stage.trials[index] = trial
+        _log.warning("%s; it will be tried again alone", trial.first(worker.end()))
 
-
-def _start() -> _Worker:
-    ours, theirs = Pipe(duplex=True)
-    fd = theirs.fileno()
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BOOT.format(path=sys.path, fd=fd)],
-        env={**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=2,  # what a function prints must not mix with what the driver prints
-        pass_fds=(fd,),
-    )
-    theirs.close()
-    return _Worker(process, ours)
-
-
-def _ending(returncode: int) -> str:
-    if returncode >= 0:
-        return f"exited with code {returncode}"
-    name = signal.Signals(-returncode).name
-    return f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
+    def _try_alone(self, stage: _Stage) -> TaskRecord:
+        """Runs a task that has killed its worker, until it is done or the error is known."""
+        index = next(iter(stage.trials))
+        trial = stage.trials.pop(index)
+        self._end(list(self._workers))
+        while True:
+            with shared_page() as page:
+                worker = start_worker(descriptors=[page])
+                self._workers.append(worker)
+                ceiling = self._ceiling(1)
+                terms = {"memory": merge_memory(self._memory), "care": (page, trial.condemned)}
+                worker.send(stage.key, stage.blob, index, stage.inputs[index], **terms)
+                while not wait([worker.connection], timeout=self._look([worker], ceiling)):
+                    pass
+                try:
+                    outcome, value = worker.receive()
+                except (EOFError, OSError):
+                    self._workers.remove(worker)
+                    trial.judge(worker.end(), read_note(page))
+                    continue
+            if outcome == "failed":
+                raise value
+            return value

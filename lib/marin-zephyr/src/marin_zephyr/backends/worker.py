@@ -1,4 +1,4 @@
-"""A worker process: takes tasks from the driver over one socket, one at a time, until the socket closes.
+"""A worker process: takes tasks from the driver over one socket, one after another, until the socket closes.
 
 The socket is the lifeline. A thread reads it all the time, so a driver that goes away in any manner, SIGKILL included,
 is noticed at once, also in the middle of a task, and the worker exits. Interrupts of the terminal are the driver's to
@@ -29,16 +29,15 @@ def main(fd: int) -> None:
     connection = Connection(fd)
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-    hold_to_one_thread()
-    specs: dict[str, Any] = {}
+    import_engine()
+    blob = b""
     while True:
         message = pickle.loads(inbox.get())  # noqa: S301  from our own driver, over a private socket
         if message[0] == "spec":
-            specs.clear()  # one stage at a time
-            specs[message[1]] = message[2]
+            blob = message[1]
             continue
-        _, key, index, task_input = message
-        connection.send_bytes(outcome(partial(_run, specs[key], index, task_input)))
+        _, index, task_input, terms = message
+        connection.send_bytes(outcome(partial(_run, blob, index, task_input, **terms)))
 
 
 def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
@@ -49,18 +48,24 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
         os._exit(0)
 
 
-def hold_to_one_thread() -> None:
-    """Imports Arrow and holds it to one thread."""
+def import_engine() -> None:
+    """Imports all that tasks need, while the driver is still planning, and holds Arrow to one thread."""
     import pyarrow as pa
+    import pyarrow.parquet
+
+    import marin_zephyr.formats.jsonl
+    import marin_zephyr.tasks  # noqa: F401
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
 
 
-def _run(blob: bytes, index: int, task_input: Any) -> Any:
+def _run(blob: bytes, index: int, task_input: Any, *, memory: int, care: tuple[int, Any] | None = None) -> Any:
+    from marin_zephyr.backends.care import Care
     from marin_zephyr.tasks import run_task
 
-    return run_task(load_spec(blob), index, task_input)
+    careful = None if care is None else Care(*care)
+    return run_task(load_spec(blob), index, task_input, memory=memory, care=careful)
 
 
 def outcome(run: Callable[[], Any]) -> bytes:
