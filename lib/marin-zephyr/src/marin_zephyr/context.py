@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from marin_zephyr.formats.rejects import Desk
 if TYPE_CHECKING:
     from marin_zephyr.backends.care import Care
 
-type Frames = Generator[pl.DataFrame]
+type Frames = Iterator[pl.DataFrame]
 
 MEMORY = 1 << 30
 

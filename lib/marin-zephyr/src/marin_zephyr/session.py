@@ -67,7 +67,7 @@ class Session:
     Args:
         backend: ``process`` (worker processes, the default), ``inline`` (this process) or ``ray`` (the nodes of a Ray
             cluster; they and this process must share the file system on which ``work_dir`` and outputs lie).
-        workers: tasks at a time; by default one a usable CPU, fewer if memory is scarce; on Ray one a CPU of the cluster.
+        workers: tasks at a time; by default one a usable CPU, fewer if memory is scarce; on Ray one a CPU of its nodes.
         memory: what a run may hold, all its processes together: bytes, or a text such as ``"4GiB"``; by default 80% of
             what this process may still get. Workers that hold more than their share are stopped, and what they were
             doing is tried again alone. It never changes a result, save that rows which alone exceed it are refused.

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,15 @@ def raw(tmp_path: Path) -> Path:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def orders_of(probe: Path, *, blob: bytes = b"") -> Any:
+    """What a node is told, and the probe that it looks for."""
+    from marin_zephyr.backends.ray import _Orders
+    from marin_zephyr.fingerprints import library_versions
+
+    probe.write_text("token")
+    return _Orders(blob=blob, probe=probe, token="token", memory=1 << 20, versions=library_versions(), path=())
 
 
 @needs_ray
@@ -227,8 +237,7 @@ def test_a_killed_node_costs_only_its_tasks(
 @needs_ray
 def test_what_a_worker_that_was_given_up_goes_on_writing_touches_nothing_of_the_accepted_try(tmp_path: Path) -> None:
     from marin_zephyr.backends.pickling import dumps
-    from marin_zephyr.backends.ray import _accept, _attempt, _Orders
-    from marin_zephyr.fingerprints import library_versions
+    from marin_zephyr.backends.ray import _accept, _attempt
     from marin_zephyr.planning import plan
     from marin_zephyr.records import TaskRecord
 
@@ -236,7 +245,6 @@ def test_what_a_worker_that_was_given_up_goes_on_writing_touches_nothing_of_the_
     stage = plan(rows.write_parquet(tmp_path / "out"), output=None, work_dir=tmp_path).stages[0]
     home = stage.spec.home
     (home / "tries").mkdir(parents=True)
-    (home / "tries" / "probe").write_text("token")
     orders = _Orders(
         blob=dumps(stage.spec),
         probe=home / "tries" / "probe",
@@ -291,10 +299,8 @@ def test_a_node_that_does_not_see_the_driver_s_files_is_named(
 
 @needs_ray
 def test_a_node_with_other_libraries_is_refused(tmp_path: Path) -> None:
-    from marin_zephyr.backends.ray import _check_node, _Orders
-    from marin_zephyr.fingerprints import library_versions
+    from marin_zephyr.backends.ray import _check_node
 
-    (tmp_path / "probe").write_text("token")
     orders = _Orders(
         blob=b"", probe=tmp_path / "probe", token="token", memory=1 << 20, versions=library_versions(), path=()
     )

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -79,7 +80,7 @@ def test_parquet_is_read_with_the_columns_that_are_asked_for(server: str) -> Non
         assert list(session.rows(dataset)) == [{"id": row["id"]} for row in ROWS]
 
 
-def test_a_rerun_runs_nothing_until_the_object_has_changed(server: str, tmp_path) -> None:
+def test_a_rerun_runs_nothing_until_the_object_has_changed(server: str, tmp_path: Path) -> None:
     put(server, "changing/a.jsonl", b'{"id": 1}\n')
     dataset = Dataset.from_files("s3://lab/changing/*").write_jsonl(tmp_path / "out")
     with Session(backend="inline") as session:
