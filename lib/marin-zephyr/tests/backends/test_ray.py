@@ -245,14 +245,7 @@ def test_what_a_worker_that_was_given_up_goes_on_writing_touches_nothing_of_the_
     stage = plan(rows.write_parquet(tmp_path / "out"), output=None, work_dir=tmp_path).stages[0]
     home = stage.spec.home
     (home / "tries").mkdir(parents=True)
-    orders = _Orders(
-        blob=dumps(stage.spec),
-        probe=home / "tries" / "probe",
-        token="token",
-        memory=1 << 20,
-        versions=library_versions(),
-        path=(),
-    )
+    orders = orders_of(home / "tries" / "probe", blob=dumps(stage.spec))
     first = _attempt(orders, 0, stage.inputs[0], home / "tries" / "first", "here")
     assert sorted(path.name for path in home.iterdir()) == ["tries"]
     _accept(first, home / "tries" / "first", home)
@@ -301,9 +294,7 @@ def test_a_node_that_does_not_see_the_driver_s_files_is_named(
 def test_a_node_with_other_libraries_is_refused(tmp_path: Path) -> None:
     from marin_zephyr.backends.ray import _check_node
 
-    orders = _Orders(
-        blob=b"", probe=tmp_path / "probe", token="token", memory=1 << 20, versions=library_versions(), path=()
-    )
+    orders = orders_of(tmp_path / "probe")
     _check_node(orders)
     with pytest.raises(UsageError, match=r"node .* has polars .*, the driver 0\.1"):
         _check_node(replace(orders, versions={**orders.versions, "polars": "0.1"}))
