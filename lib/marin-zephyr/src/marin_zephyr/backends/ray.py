@@ -150,7 +150,8 @@ class RayBackend:
             )
             try:
                 while stage.waiting or stage.running:
-                    while stage.waiting and len(stage.running) < self._limit(ray):
+                    limit = self._limit(ray)
+                    while stage.waiting and len(stage.running) < limit:
                         index = stage.waiting.popleft()
                         home = tries / f"{index:05d}-{secrets.token_hex(4)}"
                         reference = submit.remote(token, shared, index, stage.inputs[index], home)
