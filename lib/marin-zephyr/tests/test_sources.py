@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -72,7 +73,7 @@ def test_what_is_no_arrow_data_is_refused_where_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4", "none"])
-def test_parts_written_as_arrow_have_one_schema_and_are_read_back(tmp_path: Path, compression: str) -> None:
+def test_parts_written_as_arrow_have_one_schema_and_are_read_back(tmp_path: Path, compression: Any) -> None:
     rows = [{"n": 1}, {"n": 2}, {"n": 0.5, "text": "☃"}, {"n": None}]
     dataset = Dataset.from_rows(rows, num_shards=4).write_arrow(tmp_path / "out", compression=compression)
     with Session(backend="inline") as session:
@@ -118,7 +119,7 @@ def test_operations_and_provenance_work_on_a_split_as_on_files(stories: Path) ->
 
 @needs_datasets
 @pytest.mark.parametrize("given", [{"split": "valid"}, {"config": "nope"}])
-def test_a_split_or_configuration_that_is_not_there_is_named(stories: Path, given: dict[str, str]) -> None:
+def test_a_split_or_configuration_that_is_not_there_is_named(stories: Path, given: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(given.values()))):
         rows_of(Dataset.from_hf(str(stories), revision=None, **given))
 

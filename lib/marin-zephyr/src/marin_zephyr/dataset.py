@@ -295,7 +295,7 @@ class Dataset:
         """
         if not 0 <= fraction <= 1:
             raise UsageError(f"sample: fraction={fraction} must be between 0 and 1")
-        return self._apply(Sample(float(fraction), int(seed)))
+        return self._apply(Sample(float(fraction), seed))
 
     def take(self, n: int) -> Dataset:
         """The first ``n`` rows in order. No shard is read further than that, so bad records after it go unnoticed."""

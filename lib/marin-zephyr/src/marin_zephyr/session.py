@@ -45,10 +45,11 @@ class Session:
     Args:
         backend: ``process`` (worker processes, the default), ``inline`` (this process) or ``ray`` (the nodes of a Ray
             cluster; they and this process must share the file system on which ``work_dir`` and outputs lie).
-        workers: tasks at a time; by default one a usable CPU, fewer if memory is scarce.
+        workers: tasks at a time; by default one a usable CPU, fewer if memory is scarce; on Ray one a CPU of its nodes.
         memory: what a run may hold, all its processes together: bytes, or a text such as ``"4GiB"``; by default 80% of
             what this process may still get. Workers that hold more than their share are stopped, and what they were
             doing is tried again alone. It never changes a result, save that rows which alone exceed it are refused.
+            On Ray a task's share is what is asked of Ray for it, and by default nothing is.
         work_dir: where intermediate stages are kept for later runs; by default a temporary directory that goes when the
             session is closed.
         ray_address: for ``ray``: the cluster, as ``ray.init`` takes it. By default ``RAY_ADDRESS``, else a cluster of
@@ -73,13 +74,16 @@ class Session:
         if ray_address is not None and backend != "ray":
             raise UsageError(f'ray_address={ray_address!r} goes with backend="ray", not {backend!r}')
         self._backend_name = backend
+        self._memory = None if memory is None else parse_memory(memory)
+        self._workers = workers
         self._ray_address = ray_address
-        self._memory = default_budget() if memory is None else parse_memory(memory)
-        self._workers = workers or max(1, min(_usable_cpus(), self._memory // WORKER_LEAST))
-        if backend != "inline" and self._memory < self._workers * WORKER_LEAST:
+        if backend != "ray":  # there the cluster says what there is
+            self._memory = self._memory or default_budget()
+            self._workers = workers or max(1, min(_usable_cpus(), self._memory // WORKER_LEAST))
+        if backend != "inline" and self._memory and self._memory < (self._workers or 1) * WORKER_LEAST:
             least = format_bytes(WORKER_LEAST)
             raise UsageError(
-                f"memory={memory!r} is too little for workers={self._workers}: each needs at least {least}"
+                f"memory={memory!r} is too little for workers={self._workers or 1}: each needs at least {least}"
             )
         self._progress = progress or LogProgress()
         self._given_dir = None if work_dir is None else Path(work_dir).absolute()

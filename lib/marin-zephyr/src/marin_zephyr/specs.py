@@ -35,7 +35,7 @@ class TaskInput(Protocol):
         ...
 
     def frames(self, context: TaskContext, counts: RowCounts) -> Frames:
-        """The rows, counted as the operation ``read``."""
+        """The rows, counted as the operation ``read``: a generator, closed by a task that has had enough."""
         ...
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from marin_zephyr.context import MEMORY, TaskContext
 from marin_zephyr.counters import check_chain, collecting
@@ -44,7 +45,7 @@ def run_task(
             if care is not None:
                 made = care.batches(made, "the output")
             files = spec.output.write(made, context)
-            frames.close()  # an operation may have had enough; what was read until then is counted now
+            cast("Generator[Any]", frames).close()  # an operation may have had enough
         desk.close()
     check_chain(context.counts)
     if desk.path.exists():

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,15 @@ def raw(tmp_path: Path) -> Path:
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def orders_of(probe: Path, *, blob: bytes = b"") -> Any:
+    """What a node is told, and the probe that it looks for."""
+    from marin_zephyr.backends.ray import _Orders
+    from marin_zephyr.fingerprints import library_versions
+
+    probe.write_text("token")
+    return _Orders(blob=blob, probe=probe, token="token", memory=1 << 20, versions=library_versions(), path=())
 
 
 @needs_ray
@@ -227,8 +237,7 @@ def test_a_killed_node_costs_only_its_tasks(
 @needs_ray
 def test_what_a_worker_that_was_given_up_goes_on_writing_touches_nothing_of_the_accepted_try(tmp_path: Path) -> None:
     from marin_zephyr.backends.pickling import dumps
-    from marin_zephyr.backends.ray import _accept, _attempt, _Orders
-    from marin_zephyr.fingerprints import library_versions
+    from marin_zephyr.backends.ray import _accept, _attempt
     from marin_zephyr.planning import plan
     from marin_zephyr.records import TaskRecord
 
@@ -236,10 +245,7 @@ def test_what_a_worker_that_was_given_up_goes_on_writing_touches_nothing_of_the_
     stage = plan(rows.write_parquet(tmp_path / "out"), output=None, work_dir=tmp_path).stages[0]
     home = stage.spec.home
     (home / "tries").mkdir(parents=True)
-    (home / "tries" / "probe").write_text("token")
-    orders = _Orders(
-        blob=dumps(stage.spec), probe=home / "tries" / "probe", token="token", versions=library_versions(), path=()
-    )
+    orders = orders_of(home / "tries" / "probe", blob=dumps(stage.spec))
     first = _attempt(orders, 0, stage.inputs[0], home / "tries" / "first", "here")
     assert sorted(path.name for path in home.iterdir()) == ["tries"]
     _accept(first, home / "tries" / "first", home)
@@ -286,11 +292,9 @@ def test_a_node_that_does_not_see_the_driver_s_files_is_named(
 
 @needs_ray
 def test_a_node_with_other_libraries_is_refused(tmp_path: Path) -> None:
-    from marin_zephyr.backends.ray import _check_node, _Orders
-    from marin_zephyr.fingerprints import library_versions
+    from marin_zephyr.backends.ray import _check_node
 
-    (tmp_path / "probe").write_text("token")
-    orders = _Orders(blob=b"", probe=tmp_path / "probe", token="token", versions=library_versions(), path=())
+    orders = orders_of(tmp_path / "probe")
     _check_node(orders)
     with pytest.raises(UsageError, match=r"node .* has polars .*, the driver 0\.1"):
         _check_node(replace(orders, versions={**orders.versions, "polars": "0.1"}))
@@ -328,12 +332,24 @@ def test_without_a_cluster_one_is_started_and_ends_with_the_session(tmp_path: Pa
 
 
 @needs_ray
-def test_tasks_that_fit_on_no_node_are_refused(on_ray: Session) -> None:
-    from marin_zephyr.backends.clusters import check_room
+def test_memory_is_asked_of_ray_by_task_and_what_no_node_has_is_refused(cluster: str, on_ray: Session) -> None:
+    dataset = Dataset.from_rows([{"n": i} for i in range(3)], num_shards=3)
 
-    check_room(1 << 20)
-    with pytest.raises(UsageError, match=r"1,125,899,906,842,624 bytes, and the largest node of the Ray cluster has"):
-        check_room(1 << 50)
+    def asked(row: dict) -> dict:
+        import ray
+
+        return {"memory": ray.get_runtime_context().get_assigned_resources()["memory"]}
+
+    with Session(backend="ray", ray_address=cluster, workers=2, memory="512MiB") as session:
+        assert [row["memory"] for row in session.rows(dataset.map(asked))] == [256 << 20] * 3
+    said = r"1,125,899,906,842,624 bytes, and the largest node of the Ray cluster"
+    with (
+        Session(backend="ray", ray_address=cluster, workers=1, memory="1024TiB") as session,
+        pytest.raises(UsageError, match=said),
+    ):
+        session.count(dataset)
+    with pytest.raises(UsageError, match=r"memory='1MiB' is too little"):
+        Session(backend="ray", memory="1MiB")
 
 
 def test_without_the_extra_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,19 +40,25 @@ class Backend(Protocol):
         ...
 
 
-def make_backend(name: str, *, workers: int | None, memory: int, ray_address: str | None = None) -> Backend:
+def make_backend(name: str, *, workers: int | None, memory: int | None, ray_address: str | None = None) -> Backend:
     """A backend by name. What takes time to start starts now, and is not waited for.
 
     Args:
         name: one of `NAMES`.
-        workers: tasks at a time; None for as many as the cluster has CPUs.
-        memory: bytes that a run may hold on one machine, all its processes together.
+        workers: tasks at a time; may be None for ``ray``, which has the CPUs of its cluster.
+        memory: bytes that a run may hold, all its processes together; may be None for ``ray``.
         ray_address: the cluster, as ``ray.init`` takes it.
 
     Raises:
         UsageError: no such backend.
         MissingExtraError: Ray is not installed.
     """
+    if name == "ray":
+        from marin_zephyr.backends.ray import RayBackend
+
+        return RayBackend(ray_address, workers=workers, memory=memory)
+    assert workers is not None
+    assert memory is not None
     if name == "inline":
         from marin_zephyr.backends.inline import InlineBackend
 
@@ -60,10 +66,5 @@ def make_backend(name: str, *, workers: int | None, memory: int, ray_address: st
     if name == "process":
         from marin_zephyr.backends.process import ProcessBackend
 
-        assert workers is not None
         return ProcessBackend(workers, memory=memory)
-    if name == "ray":
-        from marin_zephyr.backends.ray import RayBackend
-
-        return RayBackend(ray_address, workers=workers)
     raise UsageError(f"backend={name!r} is not one of {', '.join(NAMES)}")

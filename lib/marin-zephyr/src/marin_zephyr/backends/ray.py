@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import clusters
+from marin_zephyr.backends.memory import merge_memory
 from marin_zephyr.backends.pickling import dumps
-from marin_zephyr.backends.worker import hold_to_one_thread, load_spec, outcome
+from marin_zephyr.backends.worker import import_engine, load_spec, outcome
 from marin_zephyr.durability import writing
 from marin_zephyr.errors import MissingExtraError, OutputError, UsageError, WorkerDiedError
 from marin_zephyr.fingerprints import library_versions
@@ -66,6 +67,8 @@ class _Orders:
     """The pickled `StageSpec`."""
     probe: Path
     token: str
+    memory: int
+    """Bytes that a task may hold in external merges."""
     versions: dict[str, str]
     path: tuple[str, ...]
     """The driver's ``sys.path``: what it imports by name from a shared file system, nodes find there too."""
@@ -92,15 +95,13 @@ class RayBackend:
         address: as ``ray.init`` takes it. By default ``RAY_ADDRESS``, else a cluster of this machine, else one that is
             started for this backend and ends with it. A process that has joined a cluster already stays in it.
         workers: tasks at a time; by default as many as the cluster has CPUs.
-        task_bytes: memory that Ray sets aside for each task.
+        memory: bytes for all tasks together; each task's share is set aside by Ray. By default nothing is.
 
     Raises:
         MissingExtraError: Ray is not installed.
     """
 
-    def __init__(
-        self, address: str | None = None, *, workers: int | None = None, task_bytes: int | None = None
-    ) -> None:
+    def __init__(self, address: str | None = None, *, workers: int | None = None, memory: int | None = None) -> None:
         if importlib.util.find_spec("ray") is None:
             raise MissingExtraError(
                 "backend='ray' needs the extra `ray`: pip install 'marin-zephyr[ray]'"
@@ -108,7 +109,7 @@ class RayBackend:
             )
         self._address = address
         self._workers = workers
-        self._task_bytes = task_bytes
+        self._memory = memory
         self._joined = False
         self.num_retries = 0
 
@@ -121,9 +122,12 @@ class RayBackend:
         """
         import ray
 
+        from marin_zephyr.context import MEMORY
+
         self._joined = clusters.join(self._address, cpus=self._workers) or self._joined
-        if self._task_bytes is not None:
-            clusters.check_room(self._task_bytes)
+        share = None if self._memory is None else self._memory // (self._workers or _num_cpus(ray))
+        if share is not None:
+            clusters.check_room(share)
         stage = _Stage(spec=spec, inputs=dict(tasks), waiting=deque(index for index, _ in tasks))
         token = secrets.token_hex(8)
         with _tries(spec.home) as tries:
@@ -133,6 +137,7 @@ class RayBackend:
                 blob=dumps(spec),
                 probe=probe,
                 token=token,
+                memory=MEMORY if share is None else merge_memory(share),
                 versions=library_versions(),
                 path=tuple(str(Path(entry).absolute()) for entry in sys.path),
             )
@@ -141,12 +146,13 @@ class RayBackend:
                 name=f"zephyr {spec.name}",
                 num_cpus=1,
                 max_retries=0,
-                memory=self._task_bytes,
+                memory=share,
                 runtime_env={"env_vars": _ONE_THREAD},
             )
             try:
                 while stage.waiting or stage.running:
-                    while stage.waiting and len(stage.running) < self._limit(ray):
+                    limit = self._limit(ray)
+                    while stage.waiting and len(stage.running) < limit:
                         index = stage.waiting.popleft()
                         home = tries / f"{index:05d}-{secrets.token_hex(4)}"
                         reference = submit.remote(token, shared, index, stage.inputs[index], home)
@@ -165,7 +171,7 @@ class RayBackend:
 
     def _limit(self, ray: Any) -> int:
         """How many tasks may be with Ray now; clusters grow and shrink."""
-        return self._workers or _IN_FLIGHT * max(1, int(ray.cluster_resources().get("CPU", 1)))
+        return self._workers or _IN_FLIGHT * _num_cpus(ray)
 
     def _collect(self, ray: Any, stage: _Stage) -> Iterator[TaskRecord]:
         """Waits for an outcome, and takes all that are there; if none comes, looks for those that never will."""
@@ -194,6 +200,10 @@ class RayBackend:
 
 
 _SAME = "give all nodes the same packages and code as the driver, as in one image"
+
+
+def _num_cpus(ray: Any) -> int:
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
 @contextmanager
@@ -271,7 +281,7 @@ def _on_node(token: str, shared: list[Any], index: int, task_input: TaskInput, h
     if token not in _held:
         _held.clear()  # one stage at a time
         _held[token] = ray.get(shared[0])
-        hold_to_one_thread()
+        import_engine()
     node = ray.get_runtime_context().get_node_id()
     return outcome(partial(_attempt, _held[token], index, task_input, home, node))
 
@@ -283,7 +293,7 @@ def _attempt(orders: _Orders, index: int, task_input: TaskInput, home: Path, nod
     sys.path += [entry for entry in orders.path if entry not in sys.path]
     home.mkdir()
     (home / _NODE).write_text(node)
-    return run_task(replace(load_spec(orders.blob), home=home), index, task_input)
+    return run_task(replace(load_spec(orders.blob), home=home), index, task_input, memory=orders.memory)
 
 
 def _check_node(orders: _Orders) -> None:

@@ -29,8 +29,7 @@ def main(fd: int) -> None:
     connection = Connection(fd)
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
-    hold_to_one_thread()
-    _import_engine()
+    import_engine()
     blob = b""
     while True:
         message = pickle.loads(inbox.get())  # noqa: S301  from our own driver, over a private socket
@@ -49,16 +48,13 @@ def _listen(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
         os._exit(0)
 
 
-def _import_engine() -> None:
-    """All that tasks need, while the driver is still planning."""
+def import_engine() -> None:
+    """Imports all that tasks need, while the driver is still planning, and holds Arrow to one thread."""
+    import pyarrow as pa
+    import pyarrow.parquet
 
     import marin_zephyr.formats.jsonl
     import marin_zephyr.tasks  # noqa: F401
-
-
-def hold_to_one_thread() -> None:
-    """Imports Arrow and holds it to one thread."""
-    import pyarrow as pa
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
