@@ -39,8 +39,7 @@ def test_a_key_larger_than_memory_is_streamed(run):
     seen = []
 
     def watch(key, members):
-        for row in members:
-            seen.append(row["i"])
+        seen.extend(row["i"] for row in members)
         return {"k": key, "n": len(seen)}
 
     assert run(dataset.group_by("k").reduce(watch), memory=100_000) == [{"k": "hot", "n": 2000}]
