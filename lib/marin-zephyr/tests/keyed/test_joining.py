@@ -49,6 +49,14 @@ def test_keys_of_kinds_that_are_never_equal_are_an_error_that_names_both(small, 
             run(left.join(right, left_on="id", right_on="key"), small=small, many=True)
 
 
+@BOTH
+def test_a_side_of_nothing_but_keys_multiplies_rows(small, run):
+    left = Dataset.from_rows([{"k": 1, "x": "a"}, {"k": 2, "x": "b"}, {"k": 1, "x": "c"}])
+    right = Dataset.from_rows([{"k": 1}, {"k": 3}, {"k": 1}])
+    for how, expected in [("inner", "aacc"), ("left", "aaccb" if not small else "aabcc")]:
+        assert "".join(row["x"] for row in run(left.join(right, on="k", how=how), small=small)) == expected
+
+
 def test_integers_that_a_float_key_column_cannot_hold_are_an_error(run):
     left, right = Dataset.from_rows([{"k": 2**53 + 1}]), Dataset.from_rows([{"k": 0.5}])
     with pytest.raises(SchemaError, match="'k' cannot become double without loss"):

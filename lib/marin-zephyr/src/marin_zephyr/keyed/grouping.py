@@ -27,7 +27,7 @@ from marin_zephyr.runs import stack
 
 # Functions of the rows alone, not of the memory that there is: they decide how float sums round.
 _GATHERED_ROWS = 500_000
-_GATHERED_BYTES = 64 << 20
+_GATHERED_BYTES = 32 << 20
 
 
 def expand(builder: Builder, node: GroupBy) -> Open:

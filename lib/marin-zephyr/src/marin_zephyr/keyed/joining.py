@@ -98,10 +98,10 @@ class JoinSide:
 
         def noted() -> Frames:
             for frame in frames:
-                if frame.height:
-                    frame = context.require(frame, self.on)
-                    schemas.setdefault(repr(frame.schema), frame.clear().to_arrow().schema)
-                    yield frame
+                frame = context.require(frame, self.on)
+                # That of a batch which a filter has emptied, too: what is left of a side does not decide its columns.
+                schemas.setdefault(repr(frame.schema), frame.clear().to_arrow().schema)
+                yield frame
 
         scattered = Scattered(on=self.on, num_partitions=self.num_partitions, watched=True)
         files = scattered.write(noted(), context)
