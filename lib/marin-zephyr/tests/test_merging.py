@@ -64,7 +64,7 @@ def test_a_key_is_in_one_frame_unless_it_alone_fills_a_quarter_of_the_memory(tmp
     for key in range(7):
         holding = [frame.filter(pl.col("k") == key) for frame in got if key in frame["k"]]
         if len(holding) > 1:
-            assert sum(part.estimated_size() for part in holding) > memory // 4
+            assert sum(map(runs.num_bytes, holding)) > memory // 4
 
 
 def test_a_merge_that_is_left_early_leaves_no_files(tmp_path):
@@ -84,7 +84,7 @@ def test_a_merge_reads_no_more_than_its_memory_ahead(tmp_path):
             loaded += 1
             yield keyed(list(range(first + 200 * i, first + 200 * i + 100)))
 
-    block_bytes = keyed(list(range(100))).estimated_size()
+    block_bytes = runs.num_bytes(keyed(list(range(100))))
     stream = merged([blocks(0), blocks(50)], memory=40 * block_bytes, scratch=tmp_path / "merge")
     next(stream)
     assert 10 <= loaded <= 12
