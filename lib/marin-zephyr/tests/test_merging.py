@@ -161,7 +161,7 @@ def test_batches_are_cut_where_their_rows_say(rows, one, other, most_bytes, most
         first, second = (list(batches(in_pieces(whole, size))) for size in (one, other))
     assert [f.to_dicts() for f in first] == [f.to_dicts() for f in second]
     assert [row for f in first for row in f.to_dicts()] == whole.to_dicts()
-    sizes = [merging._row_bytes(f) for f in first]
+    sizes = [merging.row_bytes(f) for f in first]
     assert all(
         f.height <= most_rows and (s.sum() <= most_bytes or f.height == 1) for f, s in zip(first, sizes, strict=True)
     )
@@ -176,6 +176,6 @@ def test_bytes_of_rows_are_those_of_their_values():
     rows = pl.DataFrame(
         [{"t": "äb", "l": ["abc", None], "s": {"a": b"1234"}}, {"t": None, "l": None, "s": None}], schema=SCHEMA
     )
-    assert merging._row_bytes(rows).tolist() == [3 + 3 + 4, 0]
-    assert merging._row_bytes(pl.DataFrame({"n": [1.0, None], KEY: [b"k", b"key"]})).tolist() == [8, 8]
-    assert np.array_equal(merging._row_bytes(pl.DataFrame(height=2)), [0, 0])
+    assert merging.row_bytes(rows).tolist() == [3 + 3 + 4, 0]
+    assert merging.row_bytes(pl.DataFrame({"n": [1.0, None], KEY: [b"k", b"key"]})).tolist() == [8, 8]
+    assert np.array_equal(merging.row_bytes(pl.DataFrame(height=2)), [0, 0])

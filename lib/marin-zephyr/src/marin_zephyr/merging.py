@@ -76,7 +76,7 @@ def batches(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     held: list[pl.DataFrame] = []
     rows = size = 0
     for frame in frames:
-        sizes = np.cumsum(_row_bytes(frame))
+        sizes = np.cumsum(row_bytes(frame))
         start = 0
         while start < frame.height:
             before = int(sizes[start - 1]) if start else 0
@@ -195,7 +195,7 @@ def _whole(below: list[pl.DataFrame], ties: Iterator[pl.DataFrame], limit: int) 
         yield stack(held)
 
 
-def _row_bytes(frame: pl.DataFrame) -> np.ndarray:
+def row_bytes(frame: pl.DataFrame) -> np.ndarray:
     """Bytes of each row's values, about; a function of the row alone."""
     sizes = [_value_bytes(pl.col(name), dtype) for name, dtype in frame.schema.items() if name != KEY]
     return frame.select(pl.sum_horizontal(pl.repeat(0, pl.len(), dtype=pl.Int64), *sizes)).to_series().to_numpy()
