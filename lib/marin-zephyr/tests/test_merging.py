@@ -64,7 +64,7 @@ def test_a_key_is_in_one_frame_unless_it_alone_fills_a_quarter_of_the_memory(tmp
     for key in range(7):
         holding = [frame.filter(pl.col("k") == key) for frame in got if key in frame["k"]]
         if len(holding) > 1:
-            assert sum(part.estimated_size() for part in holding) > memory // 4
+            assert sum(map(runs.num_bytes, holding)) > memory // 4
 
 
 def test_a_merge_that_is_left_early_leaves_no_files(tmp_path):
@@ -84,7 +84,7 @@ def test_a_merge_reads_no_more_than_its_memory_ahead(tmp_path):
             loaded += 1
             yield keyed(list(range(first + 200 * i, first + 200 * i + 100)))
 
-    block_bytes = keyed(list(range(100))).estimated_size()
+    block_bytes = runs.num_bytes(keyed(list(range(100))))
     stream = merged([blocks(0), blocks(50)], memory=40 * block_bytes, scratch=tmp_path / "merge")
     next(stream)
     assert 10 <= loaded <= 12
@@ -161,7 +161,7 @@ def test_batches_are_cut_where_their_rows_say(rows, one, other, most_bytes, most
         first, second = (list(batches(in_pieces(whole, size))) for size in (one, other))
     assert [f.to_dicts() for f in first] == [f.to_dicts() for f in second]
     assert [row for f in first for row in f.to_dicts()] == whole.to_dicts()
-    sizes = [merging._row_bytes(f) for f in first]
+    sizes = [merging.row_bytes(f) for f in first]
     assert all(
         f.height <= most_rows and (s.sum() <= most_bytes or f.height == 1) for f, s in zip(first, sizes, strict=True)
     )
@@ -176,6 +176,6 @@ def test_bytes_of_rows_are_those_of_their_values():
     rows = pl.DataFrame(
         [{"t": "äb", "l": ["abc", None], "s": {"a": b"1234"}}, {"t": None, "l": None, "s": None}], schema=SCHEMA
     )
-    assert merging._row_bytes(rows).tolist() == [3 + 3 + 4, 0]
-    assert merging._row_bytes(pl.DataFrame({"n": [1.0, None], KEY: [b"k", b"key"]})).tolist() == [8, 8]
-    assert np.array_equal(merging._row_bytes(pl.DataFrame(height=2)), [0, 0])
+    assert merging.row_bytes(rows).tolist() == [3 + 3 + 4, 0]
+    assert merging.row_bytes(pl.DataFrame({"n": [1.0, None], KEY: [b"k", b"key"]})).tolist() == [8, 8]
+    assert np.array_equal(merging.row_bytes(pl.DataFrame(height=2)), [0, 0])

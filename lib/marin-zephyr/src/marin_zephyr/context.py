@@ -16,7 +16,7 @@ from marin_zephyr.formats.rejects import Desk
 if TYPE_CHECKING:
     from marin_zephyr.backends.care import Care
 
-type Frames = Generator[pl.DataFrame]
+type Frames = Iterator[pl.DataFrame]
 
 MEMORY = 1 << 30
 

@@ -92,12 +92,15 @@ def unify(schemas: Iterable[pa.Schema], *, what: str) -> pa.Schema:
             if before is None or before == field.type:
                 known[field.name] = field.type
                 continue
+            message = f"{what}: column {field.name!r} is {before} in one place and {field.type} in another; {_FIX}"
             try:
                 both = [pa.schema({field.name: before}), pa.schema({field.name: field.type})]
-                known[field.name] = pa.unify_schemas(both, promote_options="permissive").field(0).type
+                made = pa.unify_schemas(both, promote_options="permissive").field(0).type
             except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-                message = f"{what}: column {field.name!r} is {before} in one place and {field.type} in another; {_FIX}"
                 raise SchemaError(message) from e
+            if pa.types.is_decimal256(made):  # Polars has none
+                raise SchemaError(message)
+            known[field.name] = made
     return pa.schema(known)
 
 

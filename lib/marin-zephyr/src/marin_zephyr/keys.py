@@ -149,7 +149,7 @@ def _codes(column: pl.Series, *, null: bytes = _NULL, complement: bool = False) 
         raise _unordered(str(dtype))
     if complement:
         made = _complement(made)
-    return pc.if_else(column.is_null().to_arrow(), _scalar(null), made) if column.null_count() else made
+    return _chosen(column.is_null(), null, made) if column.null_count() else made
 
 
 def _number_codes(column: pl.Series) -> pa.LargeBinaryArray:
@@ -199,7 +199,8 @@ def _text_codes(kind: bytes, column: pl.Series) -> pa.LargeBinaryArray:
     body = column.to_arrow().cast(_BINARY)
     data = _data(body)
     if len(data) and data.min() <= 1:
-        body = pc.replace_substring(pc.replace_substring(body, b"\1", b"\1\2"), b"\0", b"\1\1")
+        for byte, escaped in ((b"\1", b"\1\2"), (b"\0", b"\1\1")):
+            body = pc.call_function("replace_substring", [body], pc.ReplaceSubstringOptions(byte, escaped))
     return _joined(_scalar(kind), body, _scalar(_END))
 
 
@@ -234,7 +235,7 @@ def _struct_codes(column: pl.Series, dtype: pl.Struct) -> pa.LargeBinaryArray:
     for name in sorted(field.name for field in dtype.fields):
         member = column.struct.field(name)
         label = _TEXT + name.encode().replace(b"\1", b"\1\2").replace(b"\0", b"\1\1") + _END
-        pieces.append(pc.if_else(member.is_null().to_arrow(), _scalar(b""), _joined(_scalar(label), _codes(member))))
+        pieces.append(_chosen(member.is_null(), b"", _joined(_scalar(label), _codes(member))))
     return _joined(*pieces, _scalar(_END))
 
 
@@ -300,7 +301,12 @@ def _repeated(value: bytes, length: int) -> pa.LargeBinaryArray:
 
 
 def _joined(*pieces: Any) -> pa.LargeBinaryArray:
-    return pc.binary_join_element_wise(*pieces, _scalar(b""))
+    return pc.call_function("binary_join_element_wise", [*pieces, _scalar(b"")])
+
+
+def _chosen(where: pl.Series, value: bytes, codes: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
+    """``codes`` with one value in some places."""
+    return pc.call_function("if_else", [where.to_arrow(), _scalar(value), codes])
 
 
 def _filled(kind: bytes, column: pl.Series) -> np.ndarray:

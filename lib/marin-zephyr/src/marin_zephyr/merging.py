@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import batched
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -34,7 +35,7 @@ import polars as pl
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS
 from marin_zephyr.keys import KEY
-from marin_zephyr.runs import BLOCK_BYTES, stack, write_run
+from marin_zephyr.runs import BLOCK_BYTES, num_bytes, stack, write_run
 
 
 def merged(runs: Sequence[Iterable[pl.DataFrame]], *, memory: int, scratch: Path) -> Iterator[pl.DataFrame]:
@@ -51,7 +52,7 @@ def merged(runs: Sequence[Iterable[pl.DataFrame]], *, memory: int, scratch: Path
     Raises:
         SchemaError: two frames' types of one column do not unify.
     """
-    most = max(2, memory // (8 * BLOCK_BYTES))
+    most = max(2, memory // (4 * BLOCK_BYTES))
     spilled: list[Path] = []
     try:
         while len(runs) > most:
@@ -75,7 +76,7 @@ def batches(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
     held: list[pl.DataFrame] = []
     rows = size = 0
     for frame in frames:
-        sizes = np.cumsum(_row_bytes(frame))
+        sizes = np.cumsum(row_bytes(frame))
         start = 0
         while start < frame.height:
             before = int(sizes[start - 1]) if start else 0
@@ -86,7 +87,7 @@ def batches(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
                 rows, size, start = rows + end - start, size + int(sizes[end - 1]) - before, end
             if start < frame.height:
                 yield stack(held)
-                held, rows, size = [], 0, 0
+                rows = size = 0
     if held:
         yield stack(held)
 
@@ -113,7 +114,7 @@ class _Run:
             if block.height:
                 self.blocks.append(block)
                 self.last = block.get_column(KEY)[-1]
-                return int(block.estimated_size())
+                return num_bytes(block)
         self.ended = True
         return 0
 
@@ -148,16 +149,23 @@ def _merged(frames: Sequence[Iterable[pl.DataFrame]], limit: int) -> Iterator[pl
     while runs := [run for run in runs if run.blocks or not run.ended]:
         _load(runs, limit)
         frontier = min((run.last for run in runs if not run.ended), default=None)
-        pieces = [piece for run in runs for piece in run.below(frontier)]
-        below = stack(pieces) if pieces else None
-        if below is not None and len(pieces) > 1:
-            below = below.sort(KEY, maintain_order=True)
-        ties = iter(()) if frontier is None else (piece for run in runs for piece in run.equal(frontier))
-        yield from _whole(below, ties, limit)
+        below = _below(runs, frontier)
+        if frontier is None:
+            yield from below
+            return
+        yield from _whole(below, (piece for run in runs for piece in run.equal(frontier)), limit)
+
+
+def _below(runs: Sequence[_Run], frontier: bytes | None) -> list[pl.DataFrame]:
+    """The rows below the frontier in order, as one frame or none."""
+    pieces = [piece for run in runs for piece in run.below(frontier)]
+    if len(pieces) > 1:
+        return [stack(pieces).sort(KEY, maintain_order=True)]
+    return pieces
 
 
 def _load(runs: Sequence[_Run], limit: int) -> None:
-    held = sum(int(block.estimated_size()) for run in runs for block in run.blocks)
+    held = sum(num_bytes(block) for run in runs for block in run.blocks)
     least = [(run.last, i) for i, run in enumerate(runs) if not run.ended]
     heapq.heapify(least)
     while least and held < limit:
@@ -169,32 +177,31 @@ def _load(runs: Sequence[_Run], limit: int) -> None:
             heapq.heapreplace(least, (runs[i].last, i))
 
 
-def _whole(below: pl.DataFrame | None, ties: Iterator[pl.DataFrame], limit: int) -> Iterator[pl.DataFrame]:
-    """Rows of lesser keys and then of one key, which is kept together up to a limit."""
+def _whole(below: list[pl.DataFrame], ties: Iterator[pl.DataFrame], limit: int) -> Iterator[pl.DataFrame]:
+    """Rows of lesser keys and then those of one key, which are kept together up to a limit."""
     held: list[pl.DataFrame] = []
     size = 0
     for piece in ties:
         held.append(piece)
-        size += int(piece.estimated_size())
+        size += num_bytes(piece)
         if size > limit:
-            if below is not None:
-                yield below
+            yield from below
             yield from held
             yield from ties
             return
-    if below is not None:
-        held.insert(0, below)
-    if held:
+    if below or held:
+        held[:0] = below
+        below.clear()
         yield stack(held)
 
 
-def _row_bytes(frame: pl.DataFrame) -> np.ndarray:
+def row_bytes(frame: pl.DataFrame) -> np.ndarray:
     """Bytes of each row's values, about; a function of the row alone."""
     sizes = [_value_bytes(pl.col(name), dtype) for name, dtype in frame.schema.items() if name != KEY]
     return frame.select(pl.sum_horizontal(pl.repeat(0, pl.len(), dtype=pl.Int64), *sizes)).to_series().to_numpy()
 
 
-def _value_bytes(value: pl.Expr, dtype: pl.DataType) -> pl.Expr:
+def _value_bytes(value: pl.Expr, dtype: Any) -> pl.Expr:
     if dtype == pl.String:
         size = value.str.len_bytes().cast(pl.Int64)
     elif dtype == pl.Binary:

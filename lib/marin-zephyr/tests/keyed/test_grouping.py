@@ -64,6 +64,14 @@ def test_an_aggregate_that_a_type_does_not_have_is_an_error(kind, value, run):
         run(Dataset.from_rows([{"k": 0, "v": value}]).group_by("k").agg(x=getattr(agg, kind)("v")))
 
 
+def test_integers_and_decimals_in_different_batches_are_an_error_and_no_panic(run):
+    halves = [pl.Series("v", [1, 2]), pl.Series("v", ["0.50", "1.50"]).cast(pl.Decimal(10, 2))]
+    rows = Dataset.from_rows([{"k": 0, "half": i} for i in (0, 0, 1, 1)], num_shards=2)
+    mixed = rows.map_batches(lambda frame: frame.with_columns(halves[frame["half"][0]]))
+    with pytest.raises(SchemaError, match=r"'total' is decimal128\(38, 0\) in one place and decimal128\(38, 2\)"):
+        run(mixed.group_by("k").agg(total=agg.sum("v")))
+
+
 def test_nested_keys_and_several_key_columns(run):
     rows = [{"a": [i % 2], "b": {"x": i % 3}, "n": i} for i in range(12)]
     got = run(Dataset.from_rows(rows, num_shards=3).group_by("a", "b").agg(n=agg.sum("n")))

@@ -10,7 +10,7 @@ import pytest
 from marin_zephyr import Dataset, Session, agg, planning
 from marin_zephyr.backends import inline
 from marin_zephyr.errors import SchemaError, UsageError
-from marin_zephyr.keyed import joining
+from marin_zephyr.keyed import joining, matching
 from marin_zephyr.tasks import run_task
 
 BOTH = pytest.mark.parametrize("small", [False, True])
@@ -49,6 +49,14 @@ def test_keys_of_kinds_that_are_never_equal_are_an_error_that_names_both(small, 
             run(left.join(right, left_on="id", right_on="key"), small=small, many=True)
 
 
+@BOTH
+def test_a_side_of_nothing_but_keys_multiplies_rows(small, run):
+    left = Dataset.from_rows([{"k": 1, "x": "a"}, {"k": 2, "x": "b"}, {"k": 1, "x": "c"}])
+    right = Dataset.from_rows([{"k": 1}, {"k": 3}, {"k": 1}])
+    for how, expected in [("inner", "aacc"), ("left", "aaccb" if not small else "aabcc")]:
+        assert "".join(row["x"] for row in run(left.join(right, on="k", how=how), small=small)) == expected
+
+
 def test_integers_that_a_float_key_column_cannot_hold_are_an_error(run):
     left, right = Dataset.from_rows([{"k": 2**53 + 1}]), Dataset.from_rows([{"k": 0.5}])
     with pytest.raises(SchemaError, match="'k' cannot become double without loss"):
@@ -75,15 +83,24 @@ def test_a_column_that_only_some_rows_of_the_left_have_never_changes_its_name_si
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "right", "full", "semi", "anti"])
-def test_a_key_hot_on_both_sides_is_joined_in_little_memory(how, run):
-    left = [{"k": k, "i": i} for i, k in enumerate([1, None] + [2] * 60 + [3])]
-    right = [{"k": k, "j": j} for j, k in enumerate([2] * 70 + [None] * 50 + [4])]
+def test_a_key_hot_on_both_sides_is_joined_in_little_memory(how, run, monkeypatch):
+    spooled = []
+    with_spool = matching._with_spool
+
+    def watched(pieces, spool, **arguments):
+        spooled.append(spool.is_null)
+        return with_spool(pieces, spool, **arguments)
+
+    monkeypatch.setattr(matching, "_with_spool", watched)
+    left = [{"k": k, "i": i} for i, k in enumerate([1, None] + [2] * 20 + [3])]
+    right = [{"k": k, "j": j} for j, k in enumerate([2] * 300 + [None] * 300 + [4])]
     dataset = Dataset.from_rows(left, num_shards=3).map_batches(lambda frame: frame, batch_rows=5)
     other = Dataset.from_rows(right, num_shards=3).map_batches(lambda frame: frame, batch_rows=5)
     got = run(dataset.join(other, on="k", how=how), memory=4000)
+    assert spooled == ([True, False] if how in ("right", "full") else [False])
     assert got == run(dataset.join(other, on="k", how=how))
-    pairs = 0 if how in ("semi", "anti") else 60 * 70
-    alone = {"left": 3, "right": 51, "full": 54, "semi": 60, "anti": 3}.get(how, 0)
+    pairs = 0 if how in ("semi", "anti") else 20 * 300
+    alone = {"left": 3, "right": 301, "full": 304, "semi": 20, "anti": 3}.get(how, 0)
     assert len(got) == pairs + alone
 
 

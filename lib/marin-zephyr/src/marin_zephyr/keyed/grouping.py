@@ -19,15 +19,15 @@ from marin_zephyr.errors import SchemaError
 from marin_zephyr.keyed.aggregating import joined, states, values
 from marin_zephyr.keyed.ordering import Sorter
 from marin_zephyr.keys import KEY, encode
-from marin_zephyr.merging import batches
+from marin_zephyr.merging import batches, row_bytes
 from marin_zephyr.nodes import GroupBy
 from marin_zephyr.outputs import Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions, partition_inputs
 from marin_zephyr.runs import stack
 
-# Functions of the rows alone, not of the memory that there is: they decide how float sums round.
+# Counted by the rows alone, not by the memory that there is or that a layout takes: they decide how float sums round.
 _GATHERED_ROWS = 500_000
-_GATHERED_BYTES = 64 << 20
+_GATHERED_BYTES = 32 << 20
 
 
 def expand(builder: Builder, node: GroupBy) -> Open:
@@ -71,11 +71,11 @@ class PartialAggregates:
         for frame in nonempty(frames):
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
             held.append(self._states(context.require(frame, self.columns).select(self.columns), name))
-            rows, size = rows + held[-1].height, size + int(held[-1].estimated_size())
+            rows, size = rows + held[-1].height, size + int(row_bytes(held[-1]).sum())
             if rows <= _GATHERED_ROWS and size <= _GATHERED_BYTES:
                 continue
             made = self._joined(held, name)
-            held, rows, size = [made], made.height, int(made.estimated_size())
+            held, rows, size = [made], made.height, int(row_bytes(made).sum())
             if rows > _GATHERED_ROWS // 2 or size > _GATHERED_BYTES // 2:  # too many keys: joining them gains little
                 counts.produced += made.height
                 yield made

@@ -23,15 +23,15 @@ from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.fingerprints import fingerprint
-from marin_zephyr.frames import conform, to_frame, unify
+from marin_zephyr.frames import to_frame, unify
 from marin_zephyr.inputs import counted
 from marin_zephyr.keyed.lookup import Offered, SmallJoined
 from marin_zephyr.keyed.matching import NULL, matched
-from marin_zephyr.keyed.ordering import Sorter
+from marin_zephyr.keyed.ordering import Sorter, conformed
 from marin_zephyr.keyed.sides import ONLY_LEFT, beside, check_comparable, renamed_columns
 from marin_zephyr.keys import KEY
 from marin_zephyr.merging import batches
-from marin_zephyr.nodes import Join, JoinHow, Select
+from marin_zephyr.nodes import FilterExpr, Join, JoinHow, Select
 from marin_zephyr.outputs import Kept, Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions
 from marin_zephyr.records import TaskFile, task_file
@@ -44,6 +44,11 @@ _SMALL_BYTES = 32 << 20
 def expand(builder: Builder, node: Join) -> Open:
     """Three stages, or two if the right side is small; the last one open."""
     left, right = builder.open(node.left), builder.open(node.right)
+    # Rows with a null in their key match nothing: where they cannot come alone, they do not travel.
+    if node.how in ("inner", "right", "semi"):
+        left = replace(left, ops=(*left.ops, _no_nulls(node.left_on)))
+    if node.how not in ("right", "full"):
+        right = replace(right, ops=(*right.ops, _no_nulls(node.right_on)))
     if node.how in ONLY_LEFT:
         right = replace(right, ops=(*right.ops, Select(tuple(map(pl.col, node.right_on)))))
     if right.weight <= _SMALL_BYTES and node.how not in ("right", "full"):
@@ -94,10 +99,10 @@ class JoinSide:
 
         def noted() -> Frames:
             for frame in frames:
-                if frame.height:
-                    frame = context.require(frame, self.on)
-                    schemas.setdefault(repr(frame.schema), frame.clear().to_arrow().schema)
-                    yield frame
+                frame = context.require(frame, self.on) if frame.height else frame
+                # That of a batch which a filter has emptied, too: what is left of a side does not decide its columns.
+                schemas.setdefault(repr(frame.schema), frame.clear().to_arrow().schema)
+                yield frame
 
         scattered = Scattered(on=self.on, num_partitions=self.num_partitions, watched=True)
         files = scattered.write(noted(), context)
@@ -142,10 +147,11 @@ class JoinInput:
             yield frame.with_columns(pl.lit(True).alias(_RIGHT))
 
     def _side(self, files: Sequence[Path], schema: pa.Schema) -> Frames:
-        yield to_frame(schema.empty_table())
+        like = to_frame(schema.empty_table())
+        yield like
         for path in files:
             for frame in read_blocks(path, self.partition):
-                yield to_frame(conform(frame.to_arrow(), schema, what="rows to join"))
+                yield conformed(frame, like)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +192,10 @@ class Joined:
         for made in batches(beside(p, renamed, left_on=self.left_on, right_on=self.right_on) for p in every):
             counts.produced += made.height
             yield made
+
+
+def _no_nulls(on: Sequence[str]) -> FilterExpr:
+    return FilterExpr(pl.all_horizontal(pl.col(name).is_not_null() for name in on))
 
 
 def _files(stage: Stage) -> tuple[Path, ...]:

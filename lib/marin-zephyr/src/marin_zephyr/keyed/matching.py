@@ -147,7 +147,7 @@ def _with_spool(pieces: _Pieces, spool: Spool, *, how: JoinHow, no_left: pl.Data
     """The left rows up to a key whose right rows are on disk."""
     was_met = False
     for piece in pieces.until(spool.key):
-        below = int(piece[KEY].search_sorted(spool.key, side="left"))
+        below = piece[KEY].search_sorted(spool.key, side="left")
         partners = np.full(below, _NONE)
         if how in _LEFT_UNMATCHED and below:
             yield Pairs(left=piece, right=spool.empty, left_rows=np.arange(below), right_rows=partners)
@@ -190,7 +190,7 @@ class _Pieces:
             if self._frame is None:
                 return
             frame = self._frame
-            end = frame.height if key is None else int(frame[KEY].search_sorted(key, side="right"))
+            end = frame.height if key is None else frame[KEY].search_sorted(key, side="right")
             self._frame = frame[end:] if end < frame.height else None
             if end:
                 yield frame[:end]

@@ -7,7 +7,7 @@ where memory ended, so whatever is made of them is cut anew (`marin_zephyr.mergi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
@@ -71,8 +71,8 @@ class Sorter:
                 yield stack(held).sort(KEY, maintain_order=True)
             return
         self._spill()
-        schema = unify(self._schemas.values(), what="rows of a key")
-        runs = [self._read(path, schema) for path in self._runs]
+        like = to_frame(unify(self._schemas.values(), what="rows of a key").empty_table())
+        runs = [(conformed(frame, like) for frame in read_blocks(path)) for path in self._runs]
         try:
             yield from merged(runs, memory=self._memory, scratch=self._scratch.with_suffix(".merging"))
         finally:
@@ -85,6 +85,9 @@ class Sorter:
             self._runs.append(self._scratch.with_suffix(f".{len(self._runs)}"))
             write_run(self._runs[-1], [stack(held).sort(KEY, maintain_order=True)])
 
-    def _read(self, path: Path, schema: pa.Schema) -> Iterator[pl.DataFrame]:
-        for frame in read_blocks(path):
-            yield to_frame(conform(frame.to_arrow(), schema, what="rows of a key"))
+
+def conformed(frame: pl.DataFrame, like: pl.DataFrame) -> pl.DataFrame:
+    """The frame under the schema of another, which is wider or the same."""
+    if frame.schema == like.schema:
+        return frame
+    return to_frame(conform(frame.to_arrow(), like.to_arrow().schema, what="rows of a key"))

@@ -43,14 +43,16 @@ def beside(pairs: Pairs, renamed: dict[str, str], *, left_on: Sequence[str], rig
             pl.when(is_alone).then(keys.get_column(other)).otherwise(pl.col(mine)).alias(mine)
             for mine, other in zip(left_on, right_on, strict=True)
         )
-    right = _taken(pairs.right.select(list(renamed)), pairs.right_rows)
-    return left.hstack(right.rename(renamed)) if renamed else left
+    if not renamed:
+        return left
+    return left.hstack(_taken(pairs.right.select(list(renamed)), pairs.right_rows).rename(renamed))
 
 
 def _taken(frame: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
     """The rows at these positions; all null for -1."""
     if not (rows < 0).any():
-        return frame[rows]
+        is_range = len(rows) > 0 and bool((np.diff(rows) == 1).all())
+        return frame[int(rows[0]) : int(rows[-1]) + 1] if is_range else frame[rows]  # a slice copies nothing
     where = pl.Series(rows).replace(-1, None)
     if not frame.height:
         return frame.clear(len(rows))
