@@ -177,6 +177,15 @@ def test_keys_of_several_types_sort_and_columns_settle_on_one(session, tmp_path)
     assert type(rows[2]["k"]) is float
 
 
+def test_structs_of_different_members_settle_on_all_of_them(session):
+    members = [{"a": 1}, {"b": "x"}, None, {"a": None, "c": [{"d": 1}]}, {"c": [{"e": 1.5}]}]
+    rows = [{"k": -i, "m": m} for i, m in enumerate(members)]
+    for num_shards in (1, 5):
+        got = list(session.rows(Dataset.from_rows(rows, num_shards=num_shards).sort("k")))
+        assert got[1]["m"] == {"a": None, "b": None, "c": [{"d": 1, "e": None}]}
+        assert [row["m"] for row in got[2:]] == [None, {"a": None, "b": "x", "c": None}, {"a": 1, "b": None, "c": None}]
+
+
 def test_columns_that_do_not_unify_are_an_error_that_names_them(session):
     rows = [{"k": 1}, {"k": "a"}]
     with pytest.raises(SchemaError, match="column 'k' is int64 in one place and large_string in another"):
