@@ -109,6 +109,17 @@ def test_runs_hold_every_row_and_are_read_between_keys(tmp_path_factory, keys, s
         assert [row for run in found for row in sorted(run, key=lambda r: r[1])] == expected
 
 
+def test_equal_keys_in_great_numbers_keep_their_order(tmp_path, monkeypatch):
+    # Few rows are sorted stably by any algorithm.
+    monkeypatch.setattr(runs, "BLOCK_BYTES", 1 << 20)
+    rows = keyed([i * 7919 % 3 for i in range(20_000)])
+    write_runs(tmp_path / "x.blocks", [rows[:12_000], rows[12_000:]], memory=4 * runs.num_bytes(rows[:12_000]))
+    expected = sorted(rows.select("k", "at").rows(), key=lambda row: row[0])
+    spilled = read_runs(tmp_path / "x.blocks")
+    assert len(spilled) == 2
+    assert pairs(merged(spilled, memory=1 << 30, scratch=tmp_path / "merge")) == expected
+
+
 def test_long_keys_that_begin_alike_are_told_apart(tmp_path):
     texts = ["x" * 100 + c for c in "dbca"] * 3
     rows = pl.DataFrame({"k": texts})

@@ -50,11 +50,13 @@ def test_one_row_of_each_key_stays_in_its_place(session, rows, num_shards, on, k
 
 
 @pytest.mark.parametrize("keep", ["first", "last"])
-def test_what_is_forgotten_within_a_shard_is_left_to_the_exchange(session, monkeypatch, keep):
+@pytest.mark.parametrize("remembered", [8, 1 << 10])
+def test_batches_of_a_shard_repeat_each_other_whether_that_is_remembered_or_not(session, monkeypatch, keep, remembered):
     rows = [{"k": i % 40, "at": i} for i in range(400)]
-    monkeypatch.setattr(distinct, "_RECENT", 8)
+    monkeypatch.setattr(distinct, "_RECENT", remembered)
     dataset = Dataset.from_rows(rows, num_shards=2).map_batches(lambda b: b, batch_rows=10).distinct(on="k", keep=keep)
-    assert [r["at"] for r in session.rows(dataset)] == [*range(40)] if keep == "first" else [*range(360, 400)]
+    expected = [*range(40)] if keep == "first" else [*range(360, 400)]
+    assert [row["at"] for row in session.rows(dataset)] == expected
 
 
 def test_repeats_within_a_shard_are_dropped_before_they_are_written(session, tmp_path):
@@ -70,7 +72,7 @@ def test_no_digest_is_taken_for_seen_that_was_not(batches):
     seen: set[int] = set()
     recent = distinct._Recent(8)
     for batch in batches:
-        digests = np.array([[n // 2, n * 5] for n in batch], dtype=np.uint64).reshape(-1, 2)
+        digests = np.array([[n // 4, n % 4] for n in batch], dtype=np.uint64).reshape(-1, 2)
         found = recent.seen(digests)
         assert all(n in seen for n, known in zip(batch, found, strict=True) if known)
         recent.add(digests)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from marin_zephyr import Dataset, Session, col, merging, planning, runs
 from marin_zephyr.backends import inline
 from marin_zephyr.errors import SchemaError, UsageError
+from marin_zephyr.keyed import sorting
 from marin_zephyr.tasks import run_task
 
 NUMBERS = st.none() | st.integers(-3, 3) | st.sampled_from([0.5, -0.0, float("inf"), 2.0**53])
@@ -115,16 +116,14 @@ def test_a_hot_key_lies_in_one_part(many_ranges, tmp_path):
     assert sum(f["rows"] > 0 for f in report.stages[-1].files) > 3
 
 
-def test_ranges_hold_about_equal_numbers_of_rows(many_ranges):
-    rows = [{"k": i * 7919 % 10_007} for i in range(10_000)]
+def test_ranges_hold_about_equal_numbers_of_rows_though_few_are_sampled(many_ranges, monkeypatch, tmp_path):
+    monkeypatch.setattr(sorting, "_SAMPLED", 2000)
+    rows = [{"k": i % 1000, "at": i} for i in range(10_000)]
     with Session(backend="inline") as session:
-        dataset = Dataset.from_rows(rows, num_shards=10).sort("k")
-        sizes = [0] * 10
-        for i, row in enumerate(session.rows(dataset.map_batches(lambda b: b.with_columns(size=b.height)))):
-            assert i == 0 or row["size"] > 0
-            sizes[i // 1000] = row["size"]
-        assert len({*sizes}) > 1
-        assert all(800 < size < 1200 for size in sizes)
+        report = session.run(Dataset.from_rows(rows, num_shards=10).sort(["k", "at"]).write_parquet(tmp_path / "out"))
+    sizes = [pq.read_metadata(path).num_rows for path in report.files]
+    assert sum(sizes) == 10_000
+    assert all(800 < size < 1200 for size in sizes)
 
 
 CRASHING = """
@@ -175,6 +174,15 @@ def test_keys_of_several_types_sort_and_columns_settle_on_one(session, tmp_path)
     rows = list(session.rows(dataset))
     assert rows == [{"k": None, "x": None, "y": "z"}, {"k": 1.5, "x": None, "y": None}, {"k": 2.0, "x": 1, "y": None}]
     assert type(rows[2]["k"]) is float
+
+
+def test_structs_of_different_members_settle_on_all_of_them(session):
+    members = [{"a": 1}, {"b": "x"}, None, {"a": None, "c": [{"d": 1}]}, {"c": [{"e": 1.5}]}]
+    rows = [{"k": -i, "m": m} for i, m in enumerate(members)]
+    for num_shards in (1, 5):
+        got = list(session.rows(Dataset.from_rows(rows, num_shards=num_shards).sort("k")))
+        assert got[1]["m"] == {"a": None, "b": None, "c": [{"d": 1, "e": None}]}
+        assert [row["m"] for row in got[2:]] == [None, {"a": None, "b": "x", "c": None}, {"a": 1, "b": None, "c": None}]
 
 
 def test_columns_that_do_not_unify_are_an_error_that_names_them(session):
