@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import NAMES, Backend, make_backend
 from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, format_bytes, parse_memory
-from marin_zephyr.counters import Refused, check_limit, merge_refused
+from marin_zephyr.counters import merge
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
 from marin_zephyr.formats.files import SINK_MANIFEST
 from marin_zephyr.nodes import Sink
 from marin_zephyr.progress import LogProgress, Progress
+from marin_zephyr.refusals import Refused, check_limit, merge_refused
 from marin_zephyr.reports import RunReport, StageReport, input_bytes, summarize
 
 if TYPE_CHECKING:
@@ -145,13 +146,11 @@ class Session:
         """The rows of a dataset that ends in no sink, in order, as dicts."""
         from marin_zephyr.exchange import read_blocks
         from marin_zephyr.outputs import Kept
-        from marin_zephyr.specs import rows_path
 
         plan = self._plan(dataset, output=Kept())
         self._execute(plan, None)
-        home, num_tasks = plan.stages[-1].spec.home, len(plan.stages[-1].inputs)
-        for task in range(num_tasks):
-            for frame in read_blocks(rows_path(home, task)):
+        for path in plan.stages[-1].rows_files:
+            for frame in read_blocks(path):
                 yield from frame.iter_rows(named=True)
 
     def count(self, dataset: Dataset) -> int:
@@ -192,13 +191,13 @@ class Session:
         known = committed(plan.stages[-1])
         if known is not None and len(known) == len(plan.stages):
             for stage, report in zip(plan.stages, known, strict=True):
-                check_limit(stage, report.refused, report.rows_in)
+                _check_limit(stage, report)
             return list(known)
         reports: list[StageReport] = []
         for number, stage in enumerate(plan.stages, 1):
             before = committed(stage) if stage is not plan.stages[-1] else None
             if before is not None:
-                check_limit(stage, before[0].refused, before[0].rows_in)
+                _check_limit(stage, before[0])
                 reports.append(before[0])
                 continue
             label = _label(name, stage.spec.name, number, len(plan.stages))
@@ -220,7 +219,7 @@ class Session:
             check_columns(stage, ordered)
             ran, seconds = [i for i, _ in todo], time.monotonic() - began
             report = summarize(stage, ordered, ran=ran, seconds=seconds, retried=retried)
-            check_limit(stage, report.refused, report.rows_in)
+            _check_limit(stage, report)
             commit(stage, report, earlier=earlier)
         _warn_of_skew(report)
         return report
@@ -256,7 +255,7 @@ class Session:
                     self._progress.advance(
                         items=record.rows_in, rejected=record.rejects, num_bytes=sizes[record.index], retried=news
                     )
-                    check_limit(stage, refused, None)
+                    check_limit(refused, stage.max_bad, stage=stage.spec.name, rows_in=None)
             finally:
                 outcomes.close()  # ends the tasks that still run, before anyone hears of a failure
         finally:
@@ -284,6 +283,10 @@ class Session:
 
 def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_limit(stage: Stage, report: StageReport) -> None:
+    check_limit(report.refused, stage.max_bad, stage=stage.spec.name, rows_in=report.rows_in)
 
 
 def _warn_of_skew(report: StageReport) -> None:
@@ -323,6 +326,5 @@ def _totals(reports: list[StageReport]) -> dict[str, int]:
     for what in ("filtered", "rejected", "consumed", "produced"):
         totals[what] = sum(r.total(what) for r in visible)
     for report in visible:
-        for name, n in report.counters.items():
-            totals[name] = totals.get(name, 0) + n
+        merge(totals, report.counters)
     return totals

@@ -92,6 +92,20 @@ class Stage:
     max_bad: float | None = None
     """How many records may be refused, or which share of them (see `Dataset.from_files`). It changes no byte."""
 
+    @property
+    def rows_files(self) -> tuple[Path, ...]:
+        """The block files in which its tasks keep their rows, in order."""
+        return tuple(rows_path(self.spec.home, task) for task in range(len(self.inputs)))
+
+    @property
+    def blocks_files(self) -> tuple[Path, ...]:
+        """The block files through which its tasks feed an exchange, in order."""
+        return tuple(blocks_path(self.spec.home, task) for task in range(len(self.inputs)))
+
+
+HOME_MANIFEST = "manifest.json"
+"""In the home of an intermediate stage: the manifest that makes it count."""
+
 
 def rows_path(home: Path, task: int) -> Path:
     """The block file in which a task keeps its rows."""

@@ -31,13 +31,12 @@ from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
 from marin_zephyr.outputs import Parts
 from marin_zephyr.reports import StageReport
-from marin_zephyr.specs import Stage
+from marin_zephyr.specs import HOME_MANIFEST, Stage
 
 if TYPE_CHECKING:
     from marin_zephyr.records import TaskRecord
 
-MANIFEST_SCHEMA = 2
-_HOME_MANIFEST = "manifest.json"
+_SCHEMA = 2
 
 
 def directory(stage: Stage) -> Path:
@@ -56,7 +55,7 @@ def committed(stage: Stage) -> tuple[StageReport, ...] | None:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    if data.get("schema") != MANIFEST_SCHEMA or data.get("fingerprint") != stage.fingerprint:
+    if data.get("schema") != _SCHEMA or data.get("fingerprint") != stage.fingerprint:
         return None
     for file in data["files"]:
         try:
@@ -122,7 +121,7 @@ def _write_manifest(
     stage: Stage, files: Sequence[dict[str, Any]], reports: Sequence[StageReport], *, durable: bool
 ) -> None:
     data = {
-        "schema": MANIFEST_SCHEMA,
+        "schema": _SCHEMA,
         "fingerprint": stage.fingerprint,
         "ingredients": stage.ingredients,
         "files": sorted(files, key=lambda f: f["name"]),
@@ -136,7 +135,7 @@ def manifest_path(stage: Stage) -> Path:
     """Where the manifest lies that makes the stage count."""
     if isinstance(stage.spec.output, Parts):
         return directory(stage) / SINK_MANIFEST
-    return stage.spec.home / _HOME_MANIFEST
+    return stage.spec.home / HOME_MANIFEST
 
 
 def _check_ours(stage: Stage) -> None:

@@ -35,7 +35,7 @@ from marin_zephyr.nodes import FilterExpr, Join, JoinHow, Select
 from marin_zephyr.outputs import Kept, Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions
 from marin_zephyr.records import TaskFile, task_file
-from marin_zephyr.specs import Stage, blocks_path, rows_path
+from marin_zephyr.specs import blocks_path
 
 _RIGHT = "\1right"
 _SMALL_BYTES = 32 << 20
@@ -59,7 +59,7 @@ def expand(builder: Builder, node: Join) -> Open:
             how=node.how,
             suffix=node.suffix,
             origin=kept.fingerprint,
-            files=tuple(rows_path(kept.spec.home, task) for task in range(len(kept.inputs))),
+            files=kept.rows_files,
         )
         return replace(left, ops=(*left.ops, small))
     num_parts = max(num_partitions(left), num_partitions(right))
@@ -67,8 +67,8 @@ def expand(builder: Builder, node: Join) -> Open:
     sent_right = builder.close(right, "join-right", JoinSide(on=node.right_on, num_partitions=num_parts))
     inputs = tuple(
         JoinInput(
-            left=_files(sent_left),
-            right=_files(sent_right),
+            left=sent_left.blocks_files,
+            right=sent_right.blocks_files,
             left_on=node.left_on,
             right_on=node.right_on,
             coalesced=node.how in ("right", "full"),
@@ -76,12 +76,11 @@ def expand(builder: Builder, node: Join) -> Open:
         )
         for partition in range(num_parts)
     )
-    return Open(
+    return replace(
+        left,
         inputs=inputs,
         origin=fingerprint((sent_left.fingerprint, sent_right.fingerprint)),
         weight=left.weight + right.weight,
-        on_error=left.on_error,
-        max_bad=left.max_bad,
         ops=(Joined(left_on=node.left_on, right_on=node.right_on, how=node.how, suffix=node.suffix),),
     )
 
@@ -196,10 +195,6 @@ class Joined:
 
 def _no_nulls(on: Sequence[str]) -> FilterExpr:
     return FilterExpr(pl.all_horizontal(pl.col(name).is_not_null() for name in on))
-
-
-def _files(stage: Stage) -> tuple[Path, ...]:
-    return tuple(blocks_path(stage.spec.home, task) for task in range(len(stage.inputs)))
 
 
 def _schema_path(blocks: Path) -> Path:

@@ -8,7 +8,7 @@ the function does not ask for are passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
@@ -31,14 +31,9 @@ def expand(builder: Builder, node: Reduce) -> Open:
     num_parts = num_partitions(upstream)
     scattered = Scattered(on=node.keys, num_partitions=num_parts, watched=True)
     exchange = builder.close(upstream, "reduce-rows", scattered)
-    return Open(
-        inputs=partition_inputs(exchange, num_parts, weight=upstream.weight),
-        origin=exchange.fingerprint,
-        weight=upstream.weight,
-        on_error=upstream.on_error,
-        max_bad=upstream.max_bad,
-        ops=(Reduced(keys=node.keys, fn=node.fn, order_by=node.order_by, descending=node.descending),),
-    )
+    inputs = partition_inputs(exchange, num_parts, weight=upstream.weight)
+    reduced = Reduced(keys=node.keys, fn=node.fn, order_by=node.order_by, descending=node.descending)
+    return replace(upstream, inputs=inputs, origin=exchange.fingerprint, ops=(reduced,))
 
 
 @dataclass(frozen=True, kw_only=True)

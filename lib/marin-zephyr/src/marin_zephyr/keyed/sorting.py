@@ -49,16 +49,11 @@ def expand(builder: Builder, node: Sort) -> Open:
         sampled=max(16, min(1024, _SAMPLED // num_shards)),
     )
     runs = builder.close(upstream, "sort-runs", output)
-    home = runs.spec.home
-    samples = SamplesInput(files=tuple(blocks_path(home, shard) for shard in range(num_shards)))
+    samples = SamplesInput(files=runs.blocks_files)
     sampled = Open(inputs=(samples,), origin=runs.fingerprint, weight=0, on_error=upstream.on_error)
     bounds = builder.close(sampled, "sort-ranges", Ranges(num_ranges=num_ranges), internal=True)
-    files = tuple(rows_path(home, shard) for shard in range(num_shards))
-    ranges = blocks_path(bounds.spec.home, 0)
-    inputs = tuple(
-        RangeInput(files=files, ranges=ranges, number=number, weight=upstream.weight // num_ranges)
-        for number in range(num_ranges)
-    )
+    files, (ranges,), each = runs.rows_files, bounds.blocks_files, upstream.weight // num_ranges
+    inputs = tuple(RangeInput(files=files, ranges=ranges, number=number, weight=each) for number in range(num_ranges))
     return replace(upstream, inputs=inputs, origin=bounds.fingerprint, ops=())
 
 
