@@ -18,12 +18,12 @@ from pathlib import Path
 
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import UsageError
-from marin_zephyr.explaining import describe
 from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
 from marin_zephyr.hub import files_of
 from marin_zephyr.inputs import ArrowInput, FilesInput, PartitionInput, RowsInput
 from marin_zephyr.keys import PARTITION_FUNCTION
+from marin_zephyr.labels import describe
 from marin_zephyr.nodes import (
     Apply,
     ArrowSource,

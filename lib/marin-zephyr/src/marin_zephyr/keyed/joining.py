@@ -23,11 +23,11 @@ from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.fingerprints import fingerprint
-from marin_zephyr.frames import to_frame, unify
+from marin_zephyr.frames import Schemas, conformed, to_frame, unify
 from marin_zephyr.inputs import counted
 from marin_zephyr.keyed.lookup import Offered, SmallJoined
 from marin_zephyr.keyed.matching import NULL, matched
-from marin_zephyr.keyed.ordering import Sorter, conformed
+from marin_zephyr.keyed.ordering import Sorter
 from marin_zephyr.keyed.sides import ONLY_LEFT, beside, check_comparable, renamed_columns
 from marin_zephyr.keys import KEY
 from marin_zephyr.merging import batches
@@ -94,19 +94,19 @@ class JoinSide:
 
     def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
         """Writes `blocks_path` and the schema beside it."""
-        schemas: dict[str, pa.Schema] = {}
+        schemas = Schemas()
 
         def noted() -> Frames:
             for frame in frames:
                 frame = context.require(frame, self.on) if frame.height else frame
                 # That of a batch which a filter has emptied, too: what is left of a side does not decide its columns.
-                schemas.setdefault(repr(frame.schema), frame.clear().to_arrow().schema)
+                schemas.note(frame)
                 yield frame
 
         scattered = Scattered(on=self.on, num_partitions=self.num_partitions, watched=True)
         files = scattered.write(noted(), context)
         path = _schema_path(blocks_path(context.home, context.index))
-        path.write_bytes(unify(schemas.values(), what="rows to join").serialize())
+        path.write_bytes(schemas.unified(what="rows to join").serialize())
         return [*files, task_file(path, context.home, rows=0)]
 
 
@@ -150,7 +150,7 @@ class JoinInput:
         yield like
         for path in files:
             for frame in read_blocks(path, self.partition):
-                yield conformed(frame, like)
+                yield conformed(frame, like, what="rows to join")
 
 
 @dataclass(frozen=True, kw_only=True)

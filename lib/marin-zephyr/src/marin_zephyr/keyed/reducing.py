@@ -15,11 +15,11 @@ from typing import Any
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.errors import SchemaError, UserCodeError, ZephyrError
-from marin_zephyr.fingerprints import label
-from marin_zephyr.frames import batches_of_rows
+from marin_zephyr.errors import UserCodeError, ZephyrError
+from marin_zephyr.frames import batches_made
 from marin_zephyr.keyed.ordering import GROUP, Sorter
 from marin_zephyr.keys import KEY
+from marin_zephyr.labels import label
 from marin_zephyr.nodes import Reduce, Row
 from marin_zephyr.outputs import Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions, partition_inputs
@@ -56,12 +56,9 @@ class Reduced:
         for frame in frames:
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
             sorter.add(context.require(frame, [*self.keys, *self.order_by]))
-        try:
-            for frame in batches_of_rows(self._made(sorter.frames(), name)):
-                counts.produced += frame.height
-                yield frame
-        except SchemaError as e:
-            raise SchemaError(f"rows from {name}: {e}") from e
+        for frame in batches_made(self._made(sorter.frames(), name), name):
+            counts.produced += frame.height
+            yield frame
 
     def _made(self, frames: Frames, name: str) -> Iterator[Row]:
         for _, members in groupby(_coded_rows(frames), key=itemgetter(0)):
