@@ -11,7 +11,7 @@ import polars as pl
 
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import SchemaError
-from marin_zephyr.expressions import with_nulls
+from marin_zephyr.evaluation import with_nulls
 from marin_zephyr.formats.rejects import Desk
 
 if TYPE_CHECKING:

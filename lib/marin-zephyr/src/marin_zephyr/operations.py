@@ -17,7 +17,7 @@ import pyarrow as pa
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
-from marin_zephyr.expressions import evaluated, root_names
+from marin_zephyr.evaluation import evaluated, root_names
 from marin_zephyr.formats.rejects import Desk, place
 from marin_zephyr.frames import as_row, batches_made, concat, to_frame
 from marin_zephyr.nodes import (
@@ -105,7 +105,7 @@ def _evaluated(
     name: str,
     context: TaskContext,
 ) -> pl.DataFrame:
-    """`expressions.evaluated`, with a note of columns that no batch has had, and its failure as ours."""
+    """`evaluation.evaluated`, with a note of columns that no batch has had, and its failure as ours."""
     names = root_names(exprs)
     try:
         return evaluated(context.require(frame, names), names, evaluate)

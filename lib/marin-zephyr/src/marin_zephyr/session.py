@@ -26,7 +26,7 @@ from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
 from marin_zephyr.formats.files import SINK_MANIFEST
 from marin_zephyr.nodes import Sink
-from marin_zephyr.progress import LogProgress, Progress
+from marin_zephyr.progress import LogProgress, Progress, Work
 from marin_zephyr.refusals import Refused, check_limit, merge_refused
 from marin_zephyr.reports import RunReport, StageReport, input_bytes, summarize
 
@@ -232,8 +232,8 @@ class Session:
         refused: Refused = {}
         for record in records.values():
             merge_refused(refused, record.refused)
-        self._progress.start(
-            name,
+        work = Work(
+            name=name,
             steps="shards",
             items="rows",
             total=len(sizes),
@@ -241,6 +241,7 @@ class Session:
             num_bytes=sum(sizes),
             done_bytes=sum(sizes[i] for i in records),
         )
+        self._progress.start(work)
         retried = 0
         try:
             if not todo:

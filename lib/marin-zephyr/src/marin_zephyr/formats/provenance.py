@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from marin_zephyr.errors import SchemaError
-from marin_zephyr.expressions import evaluated, with_nulls
+from marin_zephyr.evaluation import evaluated, with_nulls
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block
 from marin_zephyr.formats.rejects import Desk

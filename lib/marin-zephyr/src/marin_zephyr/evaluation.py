@@ -1,4 +1,4 @@
-"""Expressions over one batch, as they are over rows: a column that the batch lacks is null.
+"""Evaluation of expressions over one batch, as over its rows: a column that the batch lacks is null.
 
 Which columns a batch has depends on its rows alone, and so does whether a column holds anything but nulls. Neither may
 decide whether an expression can be evaluated.
