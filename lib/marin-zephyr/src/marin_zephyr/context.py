@@ -22,7 +22,7 @@ type Frames = Iterator[pl.DataFrame]
 MEMORY = 1 << 30
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TaskContext:
     """The surroundings of one task.
 

@@ -72,6 +72,17 @@ def check_chain(operations: list[tuple[str, RowCounts]]) -> None:
             raise AccountingError(f"{before} gave {given.rows_out:,} rows, {after} took {taken.rows_in:,}")
 
 
+def check_written(operations: list[tuple[str, RowCounts]], num_rows: int) -> None:
+    """Checks that as many rows were written as the last operation gave.
+
+    Raises:
+        AccountingError: rows went missing or came from nowhere.
+    """
+    name, counts = operations[-1]
+    if counts.rows_out != num_rows:
+        raise AccountingError(f"{name} gave {counts.rows_out:,} rows, {num_rows:,} were written")
+
+
 _current: ContextVar[dict[str, int] | None] = ContextVar("marin_zephyr_counters", default=None)
 
 

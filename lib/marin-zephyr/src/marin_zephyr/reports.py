@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.counters import RowCounts, merge
+from marin_zephyr.formats.files import is_rejects
 from marin_zephyr.quantities import cut, shown_bytes
 from marin_zephyr.refusals import Refused, merge_refused, num_refused, told_refused
+from marin_zephyr.specs import is_exchanged
 
 if TYPE_CHECKING:
     from marin_zephyr.records import TaskRecord
@@ -81,12 +83,13 @@ class StageReport:
     @property
     def bytes_out(self) -> int:
         """Size of the part files, or of the rows that are kept for a later stage."""
-        return sum(f["size"] for f in self.files if not f["name"].startswith(("exchange-", "rejects/")))
+        names = ((f["name"], f["size"]) for f in self.files)
+        return sum(size for name, size in names if not (is_exchanged(name) or is_rejects(name)))
 
     @property
     def bytes_exchanged(self) -> int:
         """Size of what was sent through an exchange."""
-        return sum(f["size"] for f in self.files if f["name"].startswith("exchange-"))
+        return sum(f["size"] for f in self.files if is_exchanged(f["name"]))
 
     @property
     def rows_per_second(self) -> float:

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import NAMES, Backend, make_backend
-from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, format_bytes, parse_memory
+from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, parse_memory
 from marin_zephyr.counters import merge
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
-from marin_zephyr.formats.files import SINK_MANIFEST
+from marin_zephyr.formats.files import SINK_MANIFEST, is_rejects
 from marin_zephyr.nodes import Sink
 from marin_zephyr.progress import LogProgress, Progress, Work
+from marin_zephyr.quantities import shown_memory
 from marin_zephyr.refusals import Refused, check_limit, merge_refused
 from marin_zephyr.reports import RunReport, StageReport, input_bytes, summarize
 
@@ -82,7 +83,7 @@ class Session:
             self._memory = self._memory or default_budget()
             self._workers = workers or max(1, min(_usable_cpus(), self._memory // WORKER_LEAST))
         if backend != "inline" and self._memory and self._memory < (self._workers or 1) * WORKER_LEAST:
-            least = format_bytes(WORKER_LEAST)
+            least = shown_memory(WORKER_LEAST)
             raise UsageError(
                 f"memory={memory!r} is too little for workers={self._workers or 1}: each needs at least {least}"
             )
@@ -129,8 +130,8 @@ class Session:
         from marin_zephyr.stages import directory
 
         out = directory(plan.stages[-1])
-        files = [out / f["name"] for f in last.files if not f["name"].startswith("rejects/")]
-        refused = [out / f["name"] for r in reports for f in r.files if f["name"].startswith("rejects/")]
+        files = [out / f["name"] for f in last.files if not is_rejects(f["name"])]
+        refused = [out / f["name"] for r in reports for f in r.files if is_rejects(f["name"])]
         return RunReport(
             files=tuple(files),
             rejects=tuple(refused),

@@ -41,7 +41,7 @@ class TaskInput(Protocol):
 
 @runtime_checkable
 class KeyedOp(Protocol):
-    """An operation that a keyed node expands into; it brings its own implementation."""
+    """An operation that a keyed or positional node expands into; it brings its own implementation."""
 
     @property
     def label(self) -> str:
@@ -103,6 +103,7 @@ class Stage:
         return tuple(blocks_path(self.spec.home, task) for task in range(len(self.inputs)))
 
 
+_EXCHANGE = "exchange-"
 HOME_MANIFEST = "manifest.json"
 """In the home of an intermediate stage: the manifest that makes it count."""
 
@@ -114,4 +115,9 @@ def rows_path(home: Path, task: int) -> Path:
 
 def blocks_path(home: Path, task: int) -> Path:
     """The block file through which a task feeds an exchange."""
-    return home / f"exchange-{task:05d}.blocks"
+    return home / f"{_EXCHANGE}{task:05d}.blocks"
+
+
+def is_exchanged(name: str) -> bool:
+    """Whether a file of a stage, named relative to its home, is one through which it feeds an exchange."""
+    return name.startswith(_EXCHANGE)

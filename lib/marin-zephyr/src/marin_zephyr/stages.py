@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from marin_zephyr.context import check_clash
 from marin_zephyr.durability import replace_file, sole_writer, sync, sync_all, writing
 from marin_zephyr.errors import OutputError, SchemaError
-from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
+from marin_zephyr.formats.files import PART, REJECTS, SINK_MANIFEST, STAGING, is_rejects
 from marin_zephyr.outputs import Parts
 from marin_zephyr.reports import StageReport
 from marin_zephyr.specs import HOME_MANIFEST, Stage
@@ -97,9 +97,9 @@ def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, S
     files = [dict(f) for f in report.files]
     for before, its_report in earlier:
         for file in its_report.files:
-            if file["name"].startswith("rejects/"):
+            if is_rejects(file["name"]):
                 files.append(dict(file))
-                (home / "rejects").mkdir(exist_ok=True)
+                (home / REJECTS).mkdir(exist_ok=True)
                 shutil.copyfile(before.spec.home / file["name"], home / file["name"])
     (out / SINK_MANIFEST).unlink(missing_ok=True)
     _remove_others(out, keep={f["name"] for f in files})
@@ -155,9 +155,9 @@ def _check_ours(stage: Stage) -> None:
 
 
 def _remove_others(out: Path, *, keep: set[str]) -> None:
-    for path in [*out.iterdir(), *(out / "rejects").glob("*.jsonl")]:
+    for path in [*out.iterdir(), *(out / REJECTS).glob("*.jsonl")]:
         name = path.relative_to(out).as_posix()
-        if name not in keep and (PART.fullmatch(name) or name.startswith("rejects/")):
+        if name not in keep and (PART.fullmatch(name) or is_rejects(name)):
             path.unlink()
 
 

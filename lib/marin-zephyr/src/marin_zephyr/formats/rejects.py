@@ -19,9 +19,11 @@ from typing import IO, Any
 from marin_zephyr.errors import BadRecordError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, InputFile
 from marin_zephyr.nodes import OnError
+from marin_zephyr.quantities import clipped
 from marin_zephyr.refusals import Refused, add_refused
 
 _RAW_LIMIT = 1 << 20
+_SHOWN = 200
 _OBJECT = re.compile(r"^object [\d,]+: ")
 
 
@@ -107,8 +109,7 @@ def place(row: dict[str, Any]) -> str:
     """Where a row came from, as far as it says; otherwise its first fields."""
     if row.get("source") is not None:
         return f"{row['source']}, row {row.get('source_row')}"
-    shown = repr(row)
-    return shown if len(shown) <= 200 else shown[:200] + "…"
+    return clipped(repr(row), _SHOWN)
 
 
 def _plain(value: Any) -> Any:

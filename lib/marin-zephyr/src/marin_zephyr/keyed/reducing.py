@@ -23,6 +23,9 @@ from marin_zephyr.labels import label
 from marin_zephyr.nodes import Reduce, Row
 from marin_zephyr.outputs import Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions, partition_inputs
+from marin_zephyr.quantities import clipped
+
+_SHOWN = 200
 
 
 def expand(builder: Builder, node: Reduce) -> Open:
@@ -94,5 +97,4 @@ def _coded_rows(frames: Frames) -> Iterator[tuple[bytes, Row]]:
 
 
 def _shown(key: Any) -> str:
-    text = repr(key)
-    return text if len(text) <= 200 else text[:200] + "…"
+    return clipped(repr(key), _SHOWN)
