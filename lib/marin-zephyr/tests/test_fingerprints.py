@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr import col
-from marin_zephyr.fingerprints import fingerprint, label
+from marin_zephyr.fingerprints import fingerprint
+from marin_zephyr.labels import label
 
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()),

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
     from marin_zephyr.columns import Aggregate
 
+_ON_ERROR = ("raise", "skip", "quarantine")
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -85,8 +87,9 @@ class Dataset:
         Args:
             inputs: a glob, a directory (all files below it, hidden ones and those named ``_*`` excepted), or a list of
                 either. Any fsspec URL.
-            format: ``jsonl``, ``json``, ``parquet``, ``csv`` or ``text``; by default told from each file's name
-                (``.jsonl.zst``: a zstandard file of JSON lines). Anything else, such as ``.py``, wants ``text`` said.
+            format: ``jsonl``, ``json``, ``parquet``, ``arrow``, ``warc``, ``csv`` or ``text``; by default told from the
+                name of each file (``.jsonl.zst``: a zstandard file of JSON lines). Any other file, such as ``.py``,
+                wants ``text`` said.
             on_error: what becomes of a record that cannot be read: ``raise`` names file, line and byte offset;
                 ``skip`` counts it; ``quarantine`` keeps it under the sink's ``rejects/`` with the reason.
             max_bad: how many records of one stage may be refused before the run fails: a number of them (100), which is
@@ -102,7 +105,7 @@ class Dataset:
         Returns:
             A dataset. The files are listed when it runs, not now.
         """
-        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        _check("on_error", on_error, _ON_ERROR)
         _check("unit", unit, ("line", "file"))
         max_bad = _limit(max_bad, on_error)
         if format is not None:
@@ -144,7 +147,7 @@ class Dataset:
         """
         if num_shards < 1:
             raise UsageError(f"from_rows: num_shards={num_shards} must be at least 1")
-        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        _check("on_error", on_error, _ON_ERROR)
         return cls(RowSource(rows=tuple(dict(row) for row in rows), num_shards=num_shards, on_error=on_error))
 
     @classmethod
@@ -161,7 +164,7 @@ class Dataset:
         """
         if num_shards < 1:
             raise UsageError(f"from_arrow: num_shards={num_shards} must be at least 1")
-        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        _check("on_error", on_error, _ON_ERROR)
         from marin_zephyr.arrow import streams
 
         return cls(ArrowSource(streams=streams(data, num_shards), on_error=on_error))
@@ -324,7 +327,7 @@ class Dataset:
             keep: the ``first`` or the ``last`` row of a key in input order.
         """
         _check("keep", keep, ("first", "last"))
-        names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
+        names = None if on is None else _names(on)
         if names == ():
             raise UsageError("distinct: on is empty; name the key columns, or leave it out for the whole row")
         return Dataset(Distinct(upstream=self._rows("distinct"), on=names, keep=keep))
@@ -400,13 +403,10 @@ class Dataset:
         Returns:
             A dataset whose columns have one type each.
         """
-        names = (by,) if isinstance(by, str) else tuple(by)
+        names = _names(by)
         if not names:
             raise UsageError("sort: by is empty; name at least one column")
-        flags = (descending,) * len(names) if isinstance(descending, bool) else tuple(descending)
-        if len(flags) != len(names):
-            raise UsageError(f"sort: descending has {len(flags)} entries for {len(names)} columns; give one for each")
-        upstream = self._rows("sort")
+        upstream, flags = self._rows("sort"), _flags("sort", descending, names)
         return Dataset(Sort(upstream=upstream, by=names, descending=flags, nulls_last=nulls_last))
 
     def write_parquet(self, path: str | Path, *, compression: Literal["zstd", "snappy", "none"] = "zstd") -> Dataset:
@@ -481,10 +481,7 @@ class Grouped:
             descending: greatest first; for all of ``order_by``, or one by one.
         """
         order = _names(order_by)
-        flags = (descending,) * len(order) if isinstance(descending, bool) else tuple(descending)
-        if len(flags) != len(order):
-            raise UsageError(f"reduce: descending={flags} must have one entry for each of order_by={order}")
-        function = _function("reduce", fn)
+        function, flags = _function("reduce", fn), _flags("reduce", descending, order)
         return Dataset(Reduce(upstream=self.upstream, keys=self.keys, fn=function, order_by=order, descending=flags))
 
 
@@ -499,6 +496,14 @@ def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
         if not isinstance(name, str):
             raise UsageError(f"{name!r} must be the name of a column")
     return names
+
+
+def _flags(operation: str, descending: bool | Sequence[bool], names: Sequence[str]) -> tuple[bool, ...]:
+    flags = (descending,) * len(names) if isinstance(descending, bool) else tuple(descending)
+    if len(flags) != len(names):
+        given = f"descending has {len(flags)} entries for {len(names)} columns"
+        raise UsageError(f"{operation}: {given}; give one entry for each, or one for all")
+    return flags
 
 
 def _limit(max_bad: float | None, on_error: OnError) -> float | None:

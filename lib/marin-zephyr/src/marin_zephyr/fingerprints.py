@@ -42,17 +42,6 @@ def library_versions() -> dict[str, str]:
     return {"python": ".".join(map(str, sys.version_info[:3])), **{name: _version(name) for name in names}}
 
 
-def label(fn: Any) -> str:
-    """A function's name for people: ``clean``, ``<lambda> at experiment.py:12``."""
-    if isinstance(fn, functools.partial):
-        return label(fn.func)
-    name = getattr(fn, "__qualname__", type(fn).__qualname__).rsplit("<locals>.", 1)[-1]
-    code = getattr(fn, "__code__", None)
-    if name == "<lambda>" and code is not None:
-        return f"<lambda> at {Path(code.co_filename).name}:{code.co_firstlineno}"
-    return name
-
-
 class _Walk:
     """A traversal. A value within itself counts as its depth, so that recursion ends; one met twice is walked once."""
 

@@ -62,6 +62,18 @@ def batches_of_rows(rows: Iterable[dict[str, Any]], *, limit: int = BATCH_ROWS) 
         yield frame_from_rows(pending)
 
 
+def batches_made(rows: Iterable[dict[str, Any]], name: str) -> Iterator[pl.DataFrame]:
+    """`batches_of_rows` of what the operation ``name`` makes; an error says who made them.
+
+    Raises:
+        SchemaError: a column's values do not share a type.
+    """
+    try:
+        yield from batches_of_rows(rows)
+    except SchemaError as e:
+        raise SchemaError(f"rows from {name}: {e}") from e
+
+
 def as_row(value: Any, name: str) -> dict[str, Any]:
     """``value`` if it is a row.
 
@@ -122,6 +134,34 @@ def conform(table: pa.Table, schema: pa.Schema, *, what: str) -> pa.Table:
             message = f"{what}: column {field.name!r} cannot become {field.type} without loss ({e}); {_FIX}"
             raise SchemaError(message) from e
     return pa.table(columns, schema=schema)
+
+
+def conformed(frame: pl.DataFrame, like: pl.DataFrame, *, what: str) -> pl.DataFrame:
+    """The frame under the schema of another, which is wider or the same; see `conform`."""
+    if frame.schema == like.schema:
+        return frame
+    return to_frame(conform(frame.to_arrow(), like.to_arrow().schema, what=what))
+
+
+class Schemas:
+    """The schemas of a stream of frames, to be made one when all of it has been seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[tuple[str, pl.DataType], ...], pa.Schema] = {}
+
+    def note(self, frame: pl.DataFrame) -> None:
+        """Takes a frame's schema into account, whether it has rows or not."""
+        key = tuple(frame.schema.items())
+        if key not in self._seen:
+            self._seen[key] = frame.clear().to_arrow().schema
+
+    def unified(self, *, what: str) -> pa.Schema:
+        """The schema that holds the values of all frames; see `unify`.
+
+        Raises:
+            SchemaError: two types of one column do not unify.
+        """
+        return unify(self._seen.values(), what=what)
 
 
 def concat(frames: Sequence[pl.DataFrame], *, what: str) -> pl.DataFrame:

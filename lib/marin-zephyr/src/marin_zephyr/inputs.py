@@ -1,4 +1,4 @@
-"""The inputs of tasks that any plan may have: files, rows by value, and a partition of an exchange or of kept rows."""
+"""The inputs of tasks that any plan may have: files, rows by value, Arrow data by value, and a partition of blocks."""
 
 from __future__ import annotations
 

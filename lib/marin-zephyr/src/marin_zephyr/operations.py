@@ -17,8 +17,9 @@ import pyarrow as pa
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
+from marin_zephyr.evaluation import evaluated, root_names
 from marin_zephyr.formats.rejects import Desk, place
-from marin_zephyr.frames import as_row, batches_of_rows, concat, to_frame
+from marin_zephyr.frames import as_row, batches_made, concat, to_frame
 from marin_zephyr.nodes import (
     RAW,
     Explode,
@@ -69,7 +70,7 @@ def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], con
 def _filter(frames: Frames, op: FilterExpr, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     for frame in frames:
         kept = _evaluated(frame, (op.expr,), lambda f: f.filter(op.expr), name, context)
-        _count(counts, frame.height, passed=kept.height, filtered=frame.height - kept.height)
+        counts.add(RowCounts(rows_in=frame.height, passed=kept.height, filtered=frame.height - kept.height))
         yield kept
 
 
@@ -80,7 +81,7 @@ def _reject(frames: Frames, op: RejectWhere, name: str, counts: RowCounts, conte
         for row in frame.filter(bad).iter_rows(named=True):
             context.desk.row(row, operation=name, reason=op.reason)
         kept = frame.filter(~bad)
-        _count(counts, frame.height, passed=kept.height, rejected=frame.height - kept.height)
+        counts.add(RowCounts(rows_in=frame.height, passed=kept.height, rejected=frame.height - kept.height))
         yield kept
 
 
@@ -88,7 +89,7 @@ def _project(frames: Frames, op: Select | WithColumns, name: str, counts: RowCou
     make = _broadcast if isinstance(op, Select) else pl.DataFrame.with_columns
     for frame in frames:
         made = _evaluated(frame, op.exprs, lambda f: make(f, op.exprs), name, context)
-        _count(counts, frame.height, passed=made.height)
+        counts.add(RowCounts(rows_in=frame.height, passed=made.height))
         yield made
 
 
@@ -104,18 +105,10 @@ def _evaluated(
     name: str,
     context: TaskContext,
 ) -> pl.DataFrame:
-    """An expression over a frame in which a column that the batch lacks is null, as it is for a row that lacks it."""
-    names = list(dict.fromkeys(root for expr in exprs for root in expr.meta.root_names()))
-    frame = context.require(frame, names)
+    """`evaluation.evaluated`, with a note of columns that no batch has had, and its failure as ours."""
+    names = root_names(exprs)
     try:
-        return evaluate(frame)
-    except pl.exceptions.PolarsError as e:
-        untyped = [column for column in names if frame.schema.get(column) == pl.Null]
-        if not untyped:
-            raise SchemaError(f"{name}: {e}") from e
-    # A batch of nothing but nulls has no type; Polars's string functions want one.
-    try:
-        return evaluate(frame.with_columns(pl.col(column).cast(pl.String) for column in untyped))
+        return evaluated(context.require(frame, names), names, evaluate)
     except pl.exceptions.PolarsError as e:
         raise SchemaError(f"{name}: {e}") from e
 
@@ -128,7 +121,7 @@ def _map_batches(frames: Frames, op: MapBatches, name: str, counts: RowCounts, c
             raise
         except Exception as e:
             raise UserCodeError(f"{name} failed on a batch of {frame.height:,} rows: {type(e).__name__}: {e}") from e
-        _count(counts, frame.height, consumed=frame.height)
+        counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
         for out in [made] if isinstance(made, (pl.DataFrame, pa.Table)) else made:
             if not isinstance(out, (pl.DataFrame, pa.Table)):
                 raise UserCodeError(
@@ -168,10 +161,7 @@ def _row_functions(frames: Frames, steps: Sequence[_Step], name: str, only_filte
         rows: Iterable[Row] = frame.iter_rows(named=True)
         for step in steps:
             rows = step(rows)
-        try:
-            yield from batches_of_rows(rows)
-        except SchemaError as e:
-            raise SchemaError(f"rows from {name}: {e}") from e
+        yield from batches_made(rows, name)
 
 
 def _selected(frame: pl.DataFrame, steps: Sequence[_Step]) -> pl.DataFrame:
@@ -243,12 +233,6 @@ def _filtered(called: Iterator[tuple[Row, Any]], counts: RowCounts) -> Iterator[
             yield row
         else:
             counts.filtered += 1
-
-
-def _count(counts: RowCounts, rows_in: int, **what: int) -> None:
-    counts.rows_in += rows_in
-    for name, n in what.items():
-        setattr(counts, name, getattr(counts, name) + n)
 
 
 type _Operation = Callable[[Frames, Any, str, RowCounts, TaskContext], Frames]

@@ -29,10 +29,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from marin_zephyr.backends.care import read_note, shared_page
-from marin_zephyr.backends.memory import Gauge, format_bytes, merge_memory
+from marin_zephyr.backends.memory import Gauge, merge_memory
 from marin_zephyr.backends.pickling import dumps
 from marin_zephyr.backends.pool import Worker, start_worker
 from marin_zephyr.backends.verdicts import Trial
+from marin_zephyr.quantities import shown_memory
 
 if TYPE_CHECKING:  # what is imported here is waited for before the workers start
     from marin_zephyr.records import TaskRecord
@@ -86,7 +87,7 @@ class ProcessBackend:
         self._own = Gauge(os.getpid())
         self._looked = 0.0
         if not self._own.works:
-            _log.warning("memory=%s is not enforced: this system has no /proc", format_bytes(memory))
+            _log.warning("memory=%s is not enforced: this system has no /proc", shown_memory(memory))
 
     def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Generator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""

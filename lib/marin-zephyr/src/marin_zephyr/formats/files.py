@@ -28,11 +28,13 @@ from marin_zephyr.formats.splits import Span, spans
 if TYPE_CHECKING:
     from marin_zephyr.nodes import FileSource, ReadOptions
 
-# What the output directory of a sink holds: parts, the manifest that is written last, and, until then, staged work.
+# What the output directory of a sink holds: parts, the manifest that is written last, staged work until then, and what
+# was refused.
 PART = re.compile(r"part-\d{5,}\.(parquet|arrow|jsonl|jsonl\.gz|jsonl\.zst)")
 SINK_MANIFEST = "_manifest.json"
 _BY_MANIFEST = "manifest:"
 STAGING = ".staging-"
+REJECTS = "rejects"
 
 _log = logging.getLogger(__name__)
 _WILDCARDS = frozenset("*?[")
@@ -185,6 +187,11 @@ def check_whole(paths: Iterable[Path]) -> None:
             raise InputError(f"{directory}: the run that wrote it did not finish; run it again, it goes on from there")
 
 
+def is_rejects(name: str) -> bool:
+    """Whether a file of a stage, named relative to its directory, holds what was refused."""
+    return name.startswith(f"{REJECTS}/")
+
+
 def encodable(name: str) -> str:
     """A file's name as text that is UTF-8: each byte that is not stands as ``\\xff``, so it can be found."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -264,7 +271,7 @@ def _manifest(directory: Path) -> tuple[int, str]:
 
 def _hidden(parts: tuple[str, ...]) -> bool:
     """Hidden files, manifests, and the rejects of an earlier run are not data."""
-    return any(part.startswith((".", "_")) for part in parts) or "rejects" in parts[:-1]
+    return any(part.startswith((".", "_")) for part in parts) or REJECTS in parts[:-1]
 
 
 def _remote(pattern: str) -> list[tuple[str, int, str]]:

@@ -14,7 +14,6 @@ from marin_zephyr.inputs import PartitionInput
 from marin_zephyr.nodes import Union
 from marin_zephyr.outputs import Kept
 from marin_zephyr.planning import Builder, Open
-from marin_zephyr.specs import rows_path
 
 
 def expand(builder: Builder, node: Union) -> Open:
@@ -40,7 +39,7 @@ def expand(builder: Builder, node: Union) -> Open:
 def _kept(builder: Builder, part: Open) -> Open:
     stage = builder.close(part, "union-rows", Kept())
     inputs = tuple(
-        PartitionInput(files=(rows_path(stage.spec.home, task),), partition=0, weight=task_input.weight)
-        for task, task_input in enumerate(part.inputs)
+        PartitionInput(files=(rows,), partition=0, weight=task_input.weight)
+        for rows, task_input in zip(stage.rows_files, part.inputs, strict=True)
     )
     return replace(part, inputs=inputs, origin=stage.fingerprint, ops=())
