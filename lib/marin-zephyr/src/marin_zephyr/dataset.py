@@ -223,6 +223,7 @@ class Dataset:
     def filter(self, predicate: Callable[[Row], Any] | pl.Expr) -> Dataset:
         """Keeps the rows for which the function or the expression is true. A null is not true, whatever the format."""
         if _is_expr(predicate):
+            _rowwise("filter", predicate)
             return self._apply(FilterExpr(predicate))  # pyrefly: ignore
         return self._apply(FilterRows(_function("filter", predicate)))
 
@@ -230,6 +231,7 @@ class Dataset:
         """Refuses the rows for which ``where`` is true: they go where ``on_error`` sends bad records."""
         if not _is_expr(where):
             raise UsageError(f"reject: where={where!r} must be an expression such as col('text').is_null()")
+        _rowwise("reject", where)
         return self._apply(RejectWhere(where, reason))
 
     def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> Dataset:
@@ -535,4 +537,12 @@ def _expressions(operation: str, columns: Sequence[Any], named: Mapping[str, Any
         if not (isinstance(value, str) or _is_expr(value)):
             raise UsageError(f"{operation}: {value!r} is neither a column name nor an expression (lit({value!r})?)")
     exprs = [pl.col(c) if isinstance(c, str) else c for c in flat]
-    return (*exprs, *((pl.col(e) if isinstance(e, str) else e).alias(name) for name, e in named.items()))
+    exprs += [(pl.col(e) if isinstance(e, str) else e).alias(name) for name, e in named.items()]
+    _rowwise(operation, *exprs)
+    return tuple(exprs)
+
+
+def _rowwise(operation: str, *exprs: Any) -> None:
+    from marin_zephyr.expressions import check_rowwise
+
+    check_rowwise(operation, exprs)
