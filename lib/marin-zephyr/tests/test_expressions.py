@@ -127,7 +127,7 @@ def test_each_operation_refuses_with_the_alternative():
         lambda: rows.select("n", col("n").cum_sum().alias("sum")),
         lambda: rows.with_columns(total=col("n").sum().over("n")),
     ):
-        with pytest.raises(UsageError, match="group_by|distinct"):
+        with pytest.raises(UsageError, match="group_by"):
             refused()
     with pytest.raises(UsageError, match=r'with_columns: col\("n"\).mean\(\).*: Mean looks at other rows'):
         rows.with_columns(mean=col("n").mean())
