@@ -543,6 +543,6 @@ def _expressions(operation: str, columns: Sequence[Any], named: Mapping[str, Any
 
 
 def _rowwise(operation: str, *exprs: Any) -> None:
-    from marin_zephyr.expressions import check_rowwise
+    from marin_zephyr.reach import check_rowwise
 
     check_rowwise(operation, exprs)

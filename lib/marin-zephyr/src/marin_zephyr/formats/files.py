@@ -33,6 +33,8 @@ PART = re.compile(r"part-\d{5,}\.(parquet|arrow|jsonl|jsonl\.gz|jsonl\.zst)")
 SINK_MANIFEST = "_manifest.json"
 _BY_MANIFEST = "manifest:"
 STAGING = ".staging-"
+UNKNOWN = "unknown"
+"""The format of a file whose name tells none."""
 
 _log = logging.getLogger(__name__)
 _WILDCARDS = frozenset("*?[")
@@ -83,8 +85,12 @@ class InputFile:
         return self.size * factor
 
 
-def list_files(source: FileSource) -> tuple[InputFile, ...]:
+def list_files(source: FileSource, *, lenient: bool = False) -> tuple[InputFile, ...]:
     """The files that a source names, sorted, each once; of a zip archive its members, or those that match a pattern.
+
+    Args:
+        source: names them.
+        lenient: whether empty files alone will do, and a file of no known format is one of the format `UNKNOWN`.
 
     Raises:
         InputError: an input matches nothing, is of no known format, or all files together are empty.
@@ -111,9 +117,10 @@ def list_files(source: FileSource) -> tuple[InputFile, ...]:
     files = []
     for url in sorted(found):
         size, version, name = found[url]
-        format, compression = infer(url, format=source.format)
+        known = not lenient or source.format is not None or is_known(url)
+        format, compression = infer(url, format=source.format) if known else (UNKNOWN, None)
         files.append(InputFile(url=url, name=name, format=format, compression=compression, size=size, version=version))
-    if not any(f.size for f in files):
+    if not lenient and not any(f.size for f in files):
         raise InputError(f"{', '.join(source.inputs)}: {len(files)} file(s), all empty; there is nothing to read")
     return tuple(_named_apart(files, source))
 

@@ -87,10 +87,11 @@ def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator
         return _members(raw, lambda: isal_zlib.decompressobj(_GZIP_WINDOW), padding=b"\0")
     if compression == "zst":
         return _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), padding=b"")
-    if compression == "xz":
-        return _pieces(lzma.LZMAFile(raw).read1)
-    if compression == "bz2":
-        return _pieces(bz2.BZ2File(raw).read1)
+    if compression in ("xz", "bz2"):
+        if not raw.read(1):  # to the standard library a file of no stream at all is whole
+            raise EOFError
+        raw.seek(0)
+        return _pieces(lzma.LZMAFile(raw).read1 if compression == "xz" else bz2.BZ2File(raw).read1)
     if compression is not None:
         raise InputError(f"{url}: unknown compression {compression!r}")
     return _pieces(raw.read)
@@ -103,7 +104,7 @@ def _pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _members(raw: IO[bytes], decompressor: Callable[[], Any], *, padding: bytes) -> Iterator[bytes]:
-    """Member after member, with padding between and after. ``EOFError`` if the last one does not end."""
+    """Member after member, with padding between and after. ``EOFError`` if the last one does not end, or none is."""
     member, ended = None, False
     while piece := raw.read(_PIECE):
         while piece:
@@ -116,5 +117,5 @@ def _members(raw: IO[bytes], decompressor: Callable[[], Any], *, padding: bytes)
             piece = b""
             if member.eof:
                 piece, member, ended = member.unused_data, None, True
-    if member is not None:
+    if member is not None or not ended:
         raise EOFError

@@ -8,7 +8,7 @@ from polars import col, element, lit
 
 from marin_zephyr import Dataset
 from marin_zephyr.errors import UsageError
-from marin_zephyr.expressions import across_rows
+from marin_zephyr.reach import across_rows
 
 ROWWISE = {
     "literal": lit(1),

@@ -1,4 +1,4 @@
-"""Expressions that can be evaluated batch by batch: those in which each row's value depends on that row alone.
+"""The reach of expressions: whether each row's value depends on that row alone, so that batches do not matter.
 
 ``col("n").mean()`` or ``.shift()`` would be taken over whatever a batch happens to hold, and give another answer for
 other batches. So they are refused where they are written. An expression is walked as the tree that Polars serialises:
