@@ -312,7 +312,11 @@ class Dataset:
         return Dataset(Repartition(upstream=self._rows("repartition"), num_shards=n))
 
     def union(self, *others: Dataset) -> Dataset:
-        """The rows of this dataset, then those of the others in the order given. Nothing is left out or sorted."""
+        """The rows of this dataset, then those of the others in the order given. Nothing is left out or sorted.
+
+        All must have the same ``on_error``, and the same ``max_bad`` if they set one: what is done after the union
+        belongs to none of them.
+        """
         if not others:
             raise UsageError("union: name at least one other dataset")
         return Dataset(Union(tuple(dataset._rows("union") for dataset in (self, *others))))
@@ -349,7 +353,8 @@ class Dataset:
         keys. Rows come in the canonical order of keys within a part, then in the order of this dataset, then in that of
         the other; rows with a null in their key come where that key stands, the other's first. But if the other's input
         is estimated at 32 MiB or less and ``how`` is neither ``right`` nor ``full``, it is given to every task, no row
-        of this dataset moves, and rows come in the order of this dataset, then in that of the other.
+        of this dataset moves, and rows come in the order of this dataset, then in that of the other. Each side's
+        records are refused by its own ``on_error`` and ``max_bad``; what is done after the join goes by this dataset's.
 
         Args:
             right: the other dataset.
