@@ -246,6 +246,8 @@ class Session:
         try:
             if not todo:
                 return 0
+            if self._backend_name != "inline":
+                _check_shared(todo)
             backend = self._running_backend()
             outcomes, retries = backend.run(stage.spec, todo), backend.num_retries
             try:
@@ -284,6 +286,19 @@ class Session:
 
 def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_shared(todo: list[tuple[int, TaskInput]]) -> None:
+    """Refuses inputs that workers would not find."""
+    from marin_zephyr.formats.remote import is_private
+    from marin_zephyr.inputs import FilesInput
+
+    for file in (file for _, each in todo if isinstance(each, FilesInput) for file in each.files):
+        if is_private(file.url):
+            raise UsageError(
+                f"{file.url}: is in the memory of this process, where no worker sees it; "
+                'use backend="inline", or write it to a file'
+            )
 
 
 def _warn_of_skew(report: StageReport) -> None:

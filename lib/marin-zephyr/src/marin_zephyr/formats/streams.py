@@ -14,13 +14,14 @@ import lzma
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import zstandard
 from isal import isal_zlib
 
-from marin_zephyr.errors import InputError, TruncatedFileError
+from marin_zephyr.errors import InputError, TruncatedFileError, ZephyrError
 from marin_zephyr.formats.archives import is_member, open_member
+from marin_zephyr.formats.remote import open_url
 
 _CHUNK = 1 << 18
 # Of a piece in which damage is found nothing comes out, so the pieces fed to a decompressor are small.
@@ -57,7 +58,9 @@ def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -
         raise InputError(
             f"{url}: {compression} data is damaged: it shows after {offset:,} uncompressed bytes ({e})"
         ) from e
-    except OSError as e:
+    except Exception as e:
+        if isinstance(e, ZephyrError) or ("://" not in url and not isinstance(e, OSError)):
+            raise
         raise InputError(f"{url}: cannot be read: the error came after {offset:,} bytes ({e})") from e
 
 
@@ -67,9 +70,7 @@ def open_file(url: str) -> IO[bytes]:
         return open_member(url)
     if "://" not in url:
         return Path(url).open("rb")
-    import fsspec
-
-    return cast(IO[bytes], fsspec.url_to_fs(url)[0].open(url, "rb"))
+    return open_url(url)
 
 
 def open_random(url: str) -> Any:
