@@ -85,8 +85,9 @@ class Dataset:
         Args:
             inputs: a glob, a directory (all files below it, hidden ones and those named ``_*`` excepted), or a list of
                 either. Any fsspec URL.
-            format: ``jsonl``, ``json``, ``parquet``, ``csv`` or ``text``; by default told from each file's name
-                (``.jsonl.zst``: a zstandard file of JSON lines). Anything else, such as ``.py``, wants ``text`` said.
+            format: ``jsonl``, ``json``, ``parquet``, ``arrow``, ``warc``, ``csv`` or ``text``; by default told from a
+                file's name (``.jsonl.zst``: a zstandard file of JSON lines). Any other, such as ``.py``, wants ``text``
+                said.
             on_error: what becomes of a record that cannot be read: ``raise`` names file, line and byte offset;
                 ``skip`` counts it; ``quarantine`` keeps it under the sink's ``rejects/`` with the reason.
             max_bad: how many records of one stage may be refused before the run fails: a number of them (100), which is
@@ -138,7 +139,7 @@ class Dataset:
         """Rows given by value.
 
         Args:
-            rows: dicts with string keys.
+            rows: dicts with string keys; see `marin_zephyr.values` for what their values may be.
             num_shards: how many contiguous shards of work to cut them into.
             on_error: what becomes of a row that an operation refuses.
         """
@@ -221,7 +222,12 @@ class Dataset:
         return self._apply(FlatMap(_function("flat_map", fn)))
 
     def filter(self, predicate: Callable[[Row], Any] | pl.Expr) -> Dataset:
-        """Keeps the rows for which the function or the expression is true. A null is not true, whatever the format."""
+        """Keeps the rows for which the function or the expression is true. A null is not true, whatever the format.
+
+        Raises:
+            UsageError: the expression looks at other rows than its own (see `marin_zephyr.reach`); so do `reject`,
+                `select` and `with_columns`.
+        """
         if _is_expr(predicate):
             _rowwise("filter", predicate)
             return self._apply(FilterExpr(predicate))  # pyrefly: ignore
