@@ -209,6 +209,25 @@ def test_an_operation_that_makes_such_a_name_is_refused(name, way):
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
+def test_an_operation_is_refused_such_a_name_when_the_plan_is_made(name):
+    rows = Dataset.from_rows([{"n": 1}])
+    for planned in (
+        lambda: rows.group_by(name).agg(num=agg.count()),
+        lambda: rows.group_by("n").agg(**{name: agg.count()}),
+        lambda: rows.group_by("n").reduce(lambda key, rows: next(rows), order_by=name),
+        lambda: rows.sort(["n", name]),
+        lambda: rows.distinct(on=name),
+        lambda: rows.join(rows, left_on="n", right_on=name),
+        lambda: rows.join(rows, on="n", suffix=name),
+        lambda: rows.explode(name),
+        lambda: rows.filter(col(name) > 1),
+        lambda: rows.select(name),
+    ):
+        with pytest.raises(SchemaError, match="rename it"):
+            planned()
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
 def test_inputs_with_such_a_name_are_refused(name, tmp_path):
     with pytest.raises(SchemaError, match="rename it"):
         Dataset.from_arrow(pa.table({name: [1]}))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from marin_zephyr.errors import UsageError
+from marin_zephyr.names import check_name
 from marin_zephyr.nodes import (
     FORMATS,
     Apply,
@@ -290,7 +291,7 @@ class Dataset:
 
     def explode(self, column: str) -> Dataset:
         """One row for each member of the list in ``column``. A null or an empty list gives one row with a null."""
-        return self._apply(Explode(column))
+        return self._apply(Explode(*_names((column,))))
 
     def sample(self, fraction: float, *, seed: int) -> Dataset:
         """Keeps each row with probability ``fraction``, independently of all others.
@@ -336,7 +337,7 @@ class Dataset:
             keep: the ``first`` or the ``last`` row of a key in input order.
         """
         _check("keep", keep, ("first", "last"))
-        names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
+        names = None if on is None else _names(on)
         if names == ():
             raise UsageError("distinct: on is empty; name the key columns, or leave it out for the whole row")
         return Dataset(Distinct(upstream=self._rows("distinct"), on=names, keep=keep))
@@ -372,6 +373,7 @@ class Dataset:
                 none).
             suffix: is added to the name of a column of the other that this one has, too.
         """
+        check_name(suffix)
         _check("how", how, ("inner", "left", "right", "full", "semi", "anti"))
         if not isinstance(right, Dataset):
             raise UsageError(f"join: right={right!r} must be a Dataset")
@@ -397,7 +399,7 @@ class Dataset:
         """Groups rows by columns; follow with ``.agg(...)`` or ``.reduce(...)``."""
         if not keys:
             raise UsageError("group_by: name at least one key column")
-        return Grouped(self._rows("group_by"), keys)
+        return Grouped(self._rows("group_by"), _names(keys))
 
     def sort(
         self, by: str | Sequence[str], *, descending: bool | Sequence[bool] = False, nulls_last: bool = False
@@ -413,7 +415,7 @@ class Dataset:
         Returns:
             A dataset whose columns have one type each.
         """
-        names = (by,) if isinstance(by, str) else tuple(by)
+        names = _names(by)
         if not names:
             raise UsageError("sort: by is empty; name at least one column")
         flags = (descending,) * len(names) if isinstance(descending, bool) else tuple(descending)
@@ -473,6 +475,7 @@ class Grouped:
         clash = sorted(set(aggregates) & set(self.keys))
         if clash:
             raise UsageError(f"agg: {clash[0]!r} is already a key column; give the aggregate another name")
+        _names(tuple(aggregates))
         named = tuple(aggregate.named(name) for name, aggregate in aggregates.items())
         return Dataset(GroupBy(upstream=self.upstream, keys=self.keys, aggregates=named))
 
@@ -511,6 +514,7 @@ def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             raise UsageError(f"{name!r} must be the name of a column")
+        check_name(name)
     return names
 
 
@@ -557,3 +561,5 @@ def _rowwise(operation: str, *exprs: Any) -> None:
     from marin_zephyr.reach import check_rowwise
 
     check_rowwise(operation, exprs)
+    for name in (name for expr in exprs for name in expr.meta.root_names()):
+        check_name(name)

@@ -17,7 +17,8 @@ import polars as pl
 import pyarrow as pa
 
 from marin_zephyr.errors import SchemaError, UserCodeError
-from marin_zephyr.values import array, check_name, check_names
+from marin_zephyr.names import check_name
+from marin_zephyr.values import array, check_names
 
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
@@ -62,7 +63,7 @@ def to_frame(table: pa.Table) -> pl.DataFrame:
 
 
 def named(frame: pl.DataFrame) -> pl.DataFrame:
-    """``frame``, if its columns may be called as they are (see `marin_zephyr.values.check_name`).
+    """``frame``, if its columns may be called as they are (see `marin_zephyr.names`).
 
     Raises:
         SchemaError: names the column that may not.

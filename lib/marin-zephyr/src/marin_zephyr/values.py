@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from marin_zephyr.errors import SchemaError
+from marin_zephyr.names import check_name
 
-OWN = "\1"
-"""With this begin the names of columns that the engine adds to rows on their way."""
 _FIX = "map it to one type before this point"
 _PLAIN = frozenset((bool, int, float, str, bytes))
 _SHOWN = 200
@@ -65,20 +64,6 @@ def array(name: str, values: Sequence[Any]) -> pa.Array:
     _check(name, values, made.type)
     settled = _settled(made.type)
     return made if settled == made.type else made.cast(settled)
-
-
-def check_name(name: Any) -> None:
-    """Refuses what cannot be the name of a caller's column.
-
-    Raises:
-        SchemaError: it is no string, holds a NUL or a lone surrogate, or begins as the engine's own columns do.
-    """
-    if not isinstance(name, str):
-        raise SchemaError(f"column {name!r}: a column's name is a string, not {type(name).__name__}; rename it")
-    if "\0" in name or name.startswith(OWN):
-        raise SchemaError(f"column {name!r}: a NUL can be in no column's name, nor {OWN!r} at its start; rename it")
-    if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise SchemaError(f"column {name!r}: a lone surrogate can be in no column's name; rename it")
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
