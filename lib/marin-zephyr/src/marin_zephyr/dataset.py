@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from marin_zephyr.errors import UsageError
+from marin_zephyr.names import check_name
 from marin_zephyr.nodes import (
     FORMATS,
     Apply,
@@ -141,7 +142,7 @@ class Dataset:
         """Rows given by value.
 
         Args:
-            rows: dicts with string keys.
+            rows: dicts with string keys; see `marin_zephyr.values` for what their values may be.
             num_shards: how many contiguous shards of work to cut them into.
             on_error: what becomes of a row that an operation refuses.
         """
@@ -224,8 +225,14 @@ class Dataset:
         return self._apply(FlatMap(_function("flat_map", fn)))
 
     def filter(self, predicate: Callable[[Row], Any] | pl.Expr) -> Dataset:
-        """Keeps the rows for which the function or the expression is true. A null is not true, whatever the format."""
+        """Keeps the rows for which the function or the expression is true. A null is not true, whatever the format.
+
+        Raises:
+            UsageError: the expression looks at other rows than its own (see `marin_zephyr.reach`); so do `reject`,
+                `select` and `with_columns`.
+        """
         if _is_expr(predicate):
+            _rowwise("filter", predicate)
             return self._apply(FilterExpr(predicate))  # pyrefly: ignore
         return self._apply(FilterRows(_function("filter", predicate)))
 
@@ -233,6 +240,7 @@ class Dataset:
         """Refuses the rows for which ``where`` is true: they go where ``on_error`` sends bad records."""
         if not _is_expr(where):
             raise UsageError(f"reject: where={where!r} must be an expression such as col('text').is_null()")
+        _rowwise("reject", where)
         return self._apply(RejectWhere(where, reason))
 
     def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> Dataset:
@@ -285,7 +293,7 @@ class Dataset:
 
     def explode(self, column: str) -> Dataset:
         """One row for each member of the list in ``column``. A null or an empty list gives one row with a null."""
-        return self._apply(Explode(column))
+        return self._apply(Explode(*_names((column,))))
 
     def sample(self, fraction: float, *, seed: int) -> Dataset:
         """Keeps each row with probability ``fraction``, independently of all others.
@@ -313,7 +321,11 @@ class Dataset:
         return Dataset(Repartition(upstream=self._rows("repartition"), num_shards=n))
 
     def union(self, *others: Dataset) -> Dataset:
-        """The rows of this dataset, then those of the others in the order given. Nothing is left out or sorted."""
+        """The rows of this dataset, then those of the others in the order given. Nothing is left out or sorted.
+
+        All must have the same ``on_error``, and the same ``max_bad`` if they set one: what is done after the union
+        belongs to none of them.
+        """
         if not others:
             raise UsageError("union: name at least one other dataset")
         return Dataset(Union(tuple(dataset._rows("union") for dataset in (self, *others))))
@@ -350,7 +362,8 @@ class Dataset:
         keys. Rows come in the canonical order of keys within a part, then in the order of this dataset, then in that of
         the other; rows with a null in their key come where that key stands, the other's first. But if the other's input
         is estimated at 32 MiB or less and ``how`` is neither ``right`` nor ``full``, it is given to every task, no row
-        of this dataset moves, and rows come in the order of this dataset, then in that of the other.
+        of this dataset moves, and rows come in the order of this dataset, then in that of the other. Each side's
+        records are refused by its own ``on_error`` and ``max_bad``; what is done after the join goes by this dataset's.
 
         Args:
             right: the other dataset.
@@ -362,6 +375,7 @@ class Dataset:
                 none).
             suffix: is added to the name of a column of the other that this one has, too.
         """
+        check_name(suffix)
         _check("how", how, ("inner", "left", "right", "full", "semi", "anti"))
         if not isinstance(right, Dataset):
             raise UsageError(f"join: right={right!r} must be a Dataset")
@@ -387,7 +401,7 @@ class Dataset:
         """Groups rows by columns; follow with ``.agg(...)`` or ``.reduce(...)``."""
         if not keys:
             raise UsageError("group_by: name at least one key column")
-        return Grouped(self._rows("group_by"), keys)
+        return Grouped(self._rows("group_by"), _names(keys))
 
     def sort(
         self, by: str | Sequence[str], *, descending: bool | Sequence[bool] = False, nulls_last: bool = False
@@ -460,6 +474,7 @@ class Grouped:
         clash = sorted(set(aggregates) & set(self.keys))
         if clash:
             raise UsageError(f"agg: {clash[0]!r} is already a key column; give the aggregate another name")
+        _names(tuple(aggregates))
         named = tuple(aggregate.named(name) for name, aggregate in aggregates.items())
         return Dataset(GroupBy(upstream=self.upstream, keys=self.keys, aggregates=named))
 
@@ -495,6 +510,7 @@ def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             raise UsageError(f"{name!r} must be the name of a column")
+        check_name(name)
     return names
 
 
@@ -540,4 +556,14 @@ def _expressions(operation: str, columns: Sequence[Any], named: Mapping[str, Any
         if not (isinstance(value, str) or _is_expr(value)):
             raise UsageError(f"{operation}: {value!r} is neither a column name nor an expression (lit({value!r})?)")
     exprs = [pl.col(c) if isinstance(c, str) else c for c in flat]
-    return (*exprs, *((pl.col(e) if isinstance(e, str) else e).alias(name) for name, e in named.items()))
+    exprs += [(pl.col(e) if isinstance(e, str) else e).alias(name) for name, e in named.items()]
+    _rowwise(operation, *exprs)
+    return tuple(exprs)
+
+
+def _rowwise(operation: str, *exprs: Any) -> None:
+    from marin_zephyr.reach import check_rowwise
+
+    check_rowwise(operation, exprs)
+    for name in (name for expr in exprs for name in expr.meta.root_names()):
+        check_name(name)

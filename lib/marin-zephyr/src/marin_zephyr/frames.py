@@ -17,6 +17,8 @@ import polars as pl
 import pyarrow as pa
 
 from marin_zephyr.errors import SchemaError, UserCodeError
+from marin_zephyr.names import check_name
+from marin_zephyr.values import array, check_names
 
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
@@ -28,7 +30,7 @@ def frame_from_rows(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """Columns from dicts, in the order in which keys first appear.
 
     Raises:
-        SchemaError: a column's values do not share a type.
+        SchemaError: a column's values do not share a type, or cannot be kept as they are (see `marin_zephyr.values`).
     """
     names: dict[str, None] = {}
     for row in rows:
@@ -36,17 +38,40 @@ def frame_from_rows(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
             names.update(dict.fromkeys(row))
     if not names:
         return pl.DataFrame(height=len(rows))
-    table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
+    for name in names:
+        check_name(name)
+    table = pa.table({name: array(name, [row.get(name) for row in rows]) for name in names})
     return to_frame(table)
 
 
 def to_frame(table: pa.Table) -> pl.DataFrame:
-    """An Arrow table as a Polars frame, sharing memory where the layouts agree."""
+    """An Arrow table as a Polars frame, sharing memory where the layouts agree.
+
+    Raises:
+        SchemaError: a column's name holds a NUL, over which Arrow and Polars fall.
+    """
     if table.num_columns == 0:
         return pl.DataFrame(height=table.num_rows)
+    check_names(table.schema)
+    names = table.column_names
+    if "" in names:  # Polars calls it `column_0`, which another may be
+        table = table.rename_columns([f"{name}\1" for name in names])
     frame = pl.from_arrow(table, rechunk=False)
     assert isinstance(frame, pl.DataFrame)
-    frame.columns = table.column_names  # Polars calls a column without a name `column_0`
+    frame.columns = names
+    return frame
+
+
+def named(frame: pl.DataFrame) -> pl.DataFrame:
+    """``frame``, if its columns may be called as they are (see `marin_zephyr.names`).
+
+    Raises:
+        SchemaError: names the column that may not.
+    """
+    for name, dtype in frame.schema.items():
+        check_name(name)
+        if dtype.is_nested():
+            _check_names_in(dtype)
     return frame
 
 
@@ -175,19 +200,10 @@ def concat(frames: Sequence[pl.DataFrame], *, what: str) -> pl.DataFrame:
     return to_frame(pa.concat_tables([conform(t, schema, what=what) for t in tables]))
 
 
-def _column(name: str, values: list[Any]) -> pa.Array:
-    kinds = set(map(type, values)) - {type(None)}
-    if len(kinds) > 1 and not kinds <= {int, float} and not kinds <= {list, tuple}:
-        # Arrow would take True for 1.0 and "a" for b"a".
-        shown = " and ".join(sorted(k.__name__ for k in kinds))
-        raise SchemaError(f"column {name!r} holds {shown}; {_FIX}")
-    try:
-        return pa.array(values)
-    except UnicodeEncodeError as e:
-        raise SchemaError(
-            f"column {name!r} holds a lone surrogate, which is no text in UTF-8; replace or drop it"
-        ) from e
-    except OverflowError as e:
-        raise SchemaError(f"column {name!r} holds an integer beyond 64 bits; make it a string") from e
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-        raise SchemaError(f"column {name!r} holds values of more than one type ({e}); {_FIX}") from e
+def _check_names_in(dtype: Any) -> None:
+    if isinstance(dtype, pl.Struct):
+        for field in dtype.fields:
+            check_name(field.name)
+            _check_names_in(field.dtype)
+    elif isinstance(dtype, pl.List | pl.Array):
+        _check_names_in(dtype.inner)

@@ -19,7 +19,7 @@ from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
 from marin_zephyr.evaluation import evaluated, root_names
 from marin_zephyr.formats.rejects import Desk, place
-from marin_zephyr.frames import as_row, batches_made, concat, to_frame
+from marin_zephyr.frames import as_row, batches_made, concat, named, to_frame
 from marin_zephyr.nodes import (
     RAW,
     Explode,
@@ -88,7 +88,7 @@ def _reject(frames: Frames, op: RejectWhere, name: str, counts: RowCounts, conte
 def _project(frames: Frames, op: Select | WithColumns, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     make = _broadcast if isinstance(op, Select) else pl.DataFrame.with_columns
     for frame in frames:
-        made = _evaluated(frame, op.exprs, lambda f: make(f, op.exprs), name, context)
+        made = named(_evaluated(frame, op.exprs, lambda f: make(f, op.exprs), name, context))
         counts.add(RowCounts(rows_in=frame.height, passed=made.height))
         yield made
 
@@ -127,7 +127,7 @@ def _map_batches(frames: Frames, op: MapBatches, name: str, counts: RowCounts, c
                 raise UserCodeError(
                     f"{name} returned {type(out).__name__}; return a polars.DataFrame or a pyarrow.Table"
                 )
-            result = out if isinstance(out, pl.DataFrame) else to_frame(out)
+            result = named(out if isinstance(out, pl.DataFrame) else to_frame(out))
             counts.produced += result.height
             yield result
 

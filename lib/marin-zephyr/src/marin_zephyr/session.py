@@ -247,6 +247,8 @@ class Session:
         try:
             if not todo:
                 return 0
+            if self._backend_name != "inline":
+                _check_shared(todo)
             backend = self._running_backend()
             outcomes, retries = backend.run(stage.spec, todo), backend.num_retries
             try:
@@ -289,6 +291,19 @@ def _usable_cpus() -> int:
 
 def _check_limit(stage: Stage, report: StageReport) -> None:
     check_limit(report.refused, stage.max_bad, stage=stage.spec.name, rows_in=report.rows_in)
+
+
+def _check_shared(todo: list[tuple[int, TaskInput]]) -> None:
+    """Refuses inputs that workers would not find."""
+    from marin_zephyr.formats.remote import is_private
+    from marin_zephyr.inputs import FilesInput
+
+    for file in (file for _, each in todo if isinstance(each, FilesInput) for file in each.files):
+        if is_private(file.url):
+            raise UsageError(
+                f"{file.url}: is in the memory of this process, where no worker sees it; "
+                'use backend="inline", or write it to a file'
+            )
 
 
 def _warn_of_skew(report: StageReport) -> None:

@@ -14,13 +14,14 @@ import lzma
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import zstandard
 from isal import isal_zlib
 
-from marin_zephyr.errors import InputError, TruncatedFileError
+from marin_zephyr.errors import InputError, TruncatedFileError, ZephyrError
 from marin_zephyr.formats.archives import is_member, open_member
+from marin_zephyr.formats.remote import open_url
 
 _CHUNK = 1 << 18
 # Of a piece in which damage is found nothing comes out, so the pieces fed to a decompressor are small.
@@ -57,7 +58,9 @@ def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -
         raise InputError(
             f"{url}: {compression} data is damaged: it shows after {offset:,} uncompressed bytes ({e})"
         ) from e
-    except OSError as e:
+    except Exception as e:
+        if isinstance(e, ZephyrError) or ("://" not in url and not isinstance(e, OSError)):
+            raise
         raise InputError(f"{url}: cannot be read: the error came after {offset:,} bytes ({e})") from e
 
 
@@ -67,9 +70,7 @@ def open_file(url: str) -> IO[bytes]:
         return open_member(url)
     if "://" not in url:
         return Path(url).open("rb")
-    import fsspec
-
-    return cast(IO[bytes], fsspec.url_to_fs(url)[0].open(url, "rb"))
+    return open_url(url)
 
 
 def open_random(url: str) -> Any:
@@ -87,10 +88,11 @@ def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator
         return _members(raw, lambda: isal_zlib.decompressobj(_GZIP_WINDOW), padding=b"\0")
     if compression == "zst":
         return _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), padding=b"")
-    if compression == "xz":
-        return _pieces(lzma.LZMAFile(raw).read1)
-    if compression == "bz2":
-        return _pieces(bz2.BZ2File(raw).read1)
+    if compression in ("xz", "bz2"):
+        if not raw.read(1):  # to the standard library a file of no stream at all is whole
+            raise EOFError
+        raw.seek(0)
+        return _pieces(lzma.LZMAFile(raw).read1 if compression == "xz" else bz2.BZ2File(raw).read1)
     if compression is not None:
         raise InputError(f"{url}: unknown compression {compression!r}")
     return _pieces(raw.read)
@@ -103,7 +105,7 @@ def _pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _members(raw: IO[bytes], decompressor: Callable[[], Any], *, padding: bytes) -> Iterator[bytes]:
-    """Member after member, with padding between and after. ``EOFError`` if the last one does not end."""
+    """Member after member, with padding between and after. ``EOFError`` if the last one does not end, or none is."""
     member, ended = None, False
     while piece := raw.read(_PIECE):
         while piece:
@@ -116,5 +118,5 @@ def _members(raw: IO[bytes], decompressor: Callable[[], Any], *, padding: bytes)
             piece = b""
             if member.eof:
                 piece, member, ended = member.unused_data, None, True
-    if member is not None:
+    if member is not None or not ended:
         raise EOFError

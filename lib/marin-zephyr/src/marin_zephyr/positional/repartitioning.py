@@ -12,6 +12,7 @@ from pathlib import Path
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import num_rows, read_rows
+from marin_zephyr.fingerprints import fingerprint
 from marin_zephyr.inputs import counted
 from marin_zephyr.nodes import Repartition
 from marin_zephyr.outputs import Kept
@@ -24,7 +25,7 @@ def expand(builder: Builder, node: Repartition) -> Open:
     stage = builder.close(upstream, "repartition-rows", Kept())
     files, n = stage.rows_files, node.num_shards
     inputs = tuple(SliceInput(files=files, index=i, num_slices=n, weight=upstream.weight // n) for i in range(n))
-    return replace(upstream, inputs=inputs, origin=stage.fingerprint, ops=())
+    return replace(upstream, inputs=inputs, origin=fingerprint((stage.fingerprint, n)), ops=())
 
 
 @dataclass(frozen=True, kw_only=True)
