@@ -13,7 +13,7 @@ from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, named, to_frame
 
 
 def streams(data: Any, num_shards: int) -> tuple[bytes, ...]:
-    """One IPC stream a shard, of batches of at most 65,536 rows and about 64 MiB.
+    """One IPC stream a shard, of batches of at most 65,536 rows and about 8 MiB.
 
     Args:
         data: see `marin_zephyr.Dataset.from_arrow`.

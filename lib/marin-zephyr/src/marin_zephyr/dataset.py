@@ -264,7 +264,7 @@ class Dataset:
             fn: takes and returns a ``polars.DataFrame`` or a ``pyarrow.Table``, as ``batch_format`` says.
             batch_format: ``polars`` or ``arrow``.
             batch_rows: exactly this many rows a batch (the last of a shard excepted). By default batches come as the
-                reader cuts them, at most 65,536 rows and 64 MiB: a function of the inputs alone.
+                reader cuts them, at most 65,536 rows and 8 MiB: a function of the inputs alone.
         """
         _check("batch_format", batch_format, ("polars", "arrow"))
         if batch_rows is not None and batch_rows < 1:

@@ -21,7 +21,8 @@ from marin_zephyr.names import check_name
 from marin_zephyr.values import array, check_names
 
 BATCH_ROWS = 65_536
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = 8 << 20
+"""Bounds of a batch, whatever the memory: so a worker holds a few copies of one, and its least need follows from it."""
 
 _FIX = "map it to one type before this point"
 
@@ -75,14 +76,21 @@ def named(frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
-def batches_of_rows(rows: Iterable[dict[str, Any]], *, limit: int = BATCH_ROWS) -> Iterator[pl.DataFrame]:
-    """Frames of at most ``limit`` rows each."""
+def batches_of_rows(rows: Iterable[dict[str, Any]]) -> Iterator[pl.DataFrame]:
+    """Frames that end with the row that fills them: with `BATCH_ROWS` rows or `BATCH_BYTES` of texts and the like."""
     pending: list[dict[str, Any]] = []
+    size = 0
     for row in rows:
         pending.append(row)
-        if len(pending) == limit:
+        for value in row.values():
+            kind = type(value)
+            if kind is str:
+                size += len(value)
+            elif kind in _SIZED:
+                size += _value_bytes(value)
+        if size >= BATCH_BYTES or len(pending) == BATCH_ROWS:
             yield frame_from_rows(pending)
-            pending = []
+            pending, size = [], 0
     if pending:
         yield frame_from_rows(pending)
 
@@ -97,6 +105,21 @@ def batches_made(rows: Iterable[dict[str, Any]], name: str) -> Iterator[pl.DataF
         yield from batches_of_rows(rows)
     except SchemaError as e:
         raise SchemaError(f"rows from {name}: {e}") from e
+
+
+_SIZED = frozenset({bytes, list, tuple, dict})
+
+
+def _value_bytes(value: Any) -> int:
+    """About the bytes of a value. Only what it holds counts: how Python stores it may differ from process to process."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_value_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        plain = not value or type(value[0]) in (int, float)
+        return 8 * len(value) if plain else sum(map(_value_bytes, value))
+    return 8
 
 
 def as_row(value: Any, name: str) -> dict[str, Any]:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from marin_zephyr.backends.worker import main; main({fd})"
 
+# Freed buffers go back to the system at once. By default Arrow's allocator and the C library's each keep what was the
+# most that they ever held, and a worker would be killed for memory that nothing uses.
+_FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
@@ -116,7 +120,7 @@ def start_worker(*, descriptors: Sequence[int] = ()) -> Worker:
     fd = theirs.fileno()
     process = subprocess.Popen(
         [sys.executable, "-c", _BOOT.format(path=sys.path, fd=fd)],
-        env={**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        env={**_FRUGAL, **os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=2,  # what a function prints must not mix with what the driver prints
         pass_fds=(fd, *descriptors),

@@ -26,8 +26,8 @@ from marin_zephyr.planning import Builder, Open, num_partitions, partition_input
 from marin_zephyr.runs import stack
 
 # Counted by the rows alone, not by the memory that there is or that a layout takes: they decide how float sums round.
-_GATHERED_ROWS = 500_000
-_GATHERED_BYTES = 32 << 20
+_GATHERED_ROWS = 200_000
+_GATHERED_BYTES = 8 << 20
 
 
 def expand(builder: Builder, node: GroupBy) -> Open:
