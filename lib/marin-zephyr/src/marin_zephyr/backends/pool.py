@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     from marin_zephyr.specs import TaskInput
 
+# The allocator comes to the first two by itself once it has freed a block of that size; until then each buffer of some
+# megabytes goes back to the system, and the next one is given page after page of zeros. The last: in huge pages.
+_GLIBC = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864:glibc.malloc.hugetlb=1"
 _BOOT = "import sys; sys.path[:] = {path!r}; from marin_zephyr.backends.worker import main; main({fd})"
 
 
@@ -116,7 +119,7 @@ def start_worker(*, descriptors: Sequence[int] = ()) -> Worker:
     fd = theirs.fileno()
     process = subprocess.Popen(
         [sys.executable, "-c", _BOOT.format(path=sys.path, fd=fd)],
-        env={**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        env={"GLIBC_TUNABLES": _GLIBC, **os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=2,  # what a function prints must not mix with what the driver prints
         pass_fds=(fd, *descriptors),
