@@ -11,6 +11,8 @@ anything else that does not unify is a `SchemaError` that names the column and b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import polars as pl
@@ -20,6 +22,7 @@ from marin_zephyr.errors import SchemaError, UserCodeError
 
 BATCH_ROWS = 65_536
 BATCH_BYTES = 64 << 20
+_DECODED_ROWS = 512
 
 _FIX = "map it to one type before this point"
 
@@ -30,14 +33,35 @@ def frame_from_rows(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     Raises:
         SchemaError: a column's values do not share a type.
     """
-    names: dict[str, None] = {}
-    for row in rows:
-        if row.keys() != names.keys():
-            names.update(dict.fromkeys(row))
-    if not names:
+    columns = _same_keys(rows)
+    if columns is None:
+        names: dict[str, None] = {}
+        for row in rows:
+            if row.keys() != names.keys():
+                names.update(dict.fromkeys(row))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+    if not columns:
         return pl.DataFrame(height=len(rows))
-    table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
-    return to_frame(table)
+    return to_frame(pa.table({name: _column(name, values) for name, values in columns.items()}))
+
+
+def _same_keys(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]] | None:
+    """The columns of rows that all have the same keys, without a step of Python's a row; None if they do not."""
+    if not rows or set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(rows[0])}:
+        return None
+    try:
+        return {name: list(map(itemgetter(name), rows)) for name in rows[0]}
+    except KeyError:
+        return None
+
+
+def rows_of(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows as dicts, some hundred of them decoded at a time."""
+    names = frame.columns
+    if not names:
+        yield from ({} for _ in range(frame.height))
+    for part in frame.iter_slices(_DECODED_ROWS):
+        yield from map(dict, map(zip, repeat(names), part.rows()))
 
 
 def to_frame(table: pa.Table) -> pl.DataFrame:
