@@ -11,6 +11,8 @@ anything else that does not unify is a `SchemaError` that names the column and b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import polars as pl
@@ -23,6 +25,7 @@ from marin_zephyr.values import array, check_names
 BATCH_ROWS = 65_536
 BATCH_BYTES = 8 << 20
 """Bounds of a batch, whatever the memory: so a worker holds a few copies of one, and its least need follows from it."""
+_DECODED_ROWS = 512
 
 _FIX = "map it to one type before this point"
 
@@ -33,16 +36,37 @@ def frame_from_rows(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     Raises:
         SchemaError: a column's values do not share a type, or cannot be kept as they are (see `marin_zephyr.values`).
     """
-    names: dict[str, None] = {}
-    for row in rows:
-        if row.keys() != names.keys():
-            names.update(dict.fromkeys(row))
-    if not names:
+    columns = _same_keys(rows)
+    if columns is None:
+        names: dict[str, None] = {}
+        for row in rows:
+            if row.keys() != names.keys():
+                names.update(dict.fromkeys(row))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+    if not columns:
         return pl.DataFrame(height=len(rows))
-    for name in names:
+    for name in columns:
         check_name(name)
-    table = pa.table({name: array(name, [row.get(name) for row in rows]) for name in names})
-    return to_frame(table)
+    return to_frame(pa.table({name: array(name, values) for name, values in columns.items()}))
+
+
+def _same_keys(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]] | None:
+    """The columns of rows that all have the same keys, without a step of Python's a row; None if they do not."""
+    if not rows or set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(rows[0])}:
+        return None
+    try:
+        return {name: list(map(itemgetter(name), rows)) for name in rows[0]}
+    except KeyError:
+        return None
+
+
+def rows_of(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows as dicts, some hundred of them decoded at a time."""
+    names = frame.columns
+    if not names:
+        yield from ({} for _ in range(frame.height))
+    for part in frame.iter_slices(_DECODED_ROWS):
+        yield from map(dict, map(zip, repeat(names), part.rows()))
 
 
 def to_frame(table: pa.Table) -> pl.DataFrame:
@@ -111,7 +135,7 @@ _SIZED = frozenset({bytes, list, tuple, dict})
 
 
 def _value_bytes(value: Any) -> int:
-    """About the bytes of a value. Only what it holds counts: how Python stores it may differ from process to process."""
+    """About the bytes of a value, by what it holds: how Python stores it may differ from process to process."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, dict):

@@ -46,7 +46,8 @@ def run_task(
             if care is not None:
                 made = care.batches(made, "the output")
             files = spec.output.write(made, context)
-            cast("Generator[Any]", frames).close()  # an operation may have had enough
+            for generator in (made, frames):  # an operation may have had enough
+                cast("Generator[Any]", generator).close()
         desk.close()
     check_chain(context.counts)
     if isinstance(spec.output, (Parts, Kept)):
