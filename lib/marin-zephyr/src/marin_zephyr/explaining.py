@@ -201,7 +201,8 @@ def _read_line(reads: dict[str, Any]) -> str:
     size, estimate = shown_bytes(reads["bytes"]), shown_bytes(reads["estimated_bytes"])
     more = "" if reads["files"] == 1 else f" and {reads['files'] - 1:,} more"
     grown = "" if size == estimate else f" (about {estimate} uncompressed)"
-    bad = f", at most {reads['max_bad']} bad records" if reads["max_bad"] is not None else ""
+    most = reads["max_bad"]
+    bad = "" if most is None else f", at most {most:g} bad records" if most >= 1 else f", at most {most:.4g} of all bad"
     return f"{reads['first']}{more}: {', '.join(reads['formats'])}, {size}{grown}, on_error={reads['on_error']}{bad}"
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import polars as pl
@@ -38,7 +40,7 @@ def push_down(
     needed = set() if raw and not ops else needed_columns(ops, output)
     pushed = replace(
         options,
-        predicate=pl.all_horizontal(op.expr for op in first) if first else None,
+        predicate=reduce(and_, (op.expr for op in first)) if first else None,
         raw=raw,
         **_columns(options, needed),
     )
