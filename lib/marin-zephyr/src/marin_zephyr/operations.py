@@ -69,6 +69,7 @@ def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], con
 def _filter(frames: Frames, op: FilterExpr, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     for frame in frames:
         kept = _evaluated(frame, (op.expr,), lambda f: f.filter(op.expr), name, context)
+        kept = kept.drop(kept.columns[frame.width :])  # those that the batch lacks: a filter makes no columns
         _count(counts, frame.height, passed=kept.height, filtered=frame.height - kept.height)
         yield kept
 
@@ -106,7 +107,7 @@ def _evaluated(
 ) -> pl.DataFrame:
     """An expression over a frame in which a column that the batch lacks is null, as it is for a row that lacks it."""
     names = list(dict.fromkeys(root for expr in exprs for root in expr.meta.root_names()))
-    frame = context.require(frame, names)
+    frame = context.require(frame, names, name)
     try:
         return evaluate(frame)
     except pl.exceptions.PolarsError as e:

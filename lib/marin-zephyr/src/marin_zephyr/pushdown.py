@@ -18,6 +18,7 @@ from typing import Any
 
 import polars as pl
 
+from marin_zephyr.formats.predicates import is_comparison
 from marin_zephyr.inputs import FilesInput
 from marin_zephyr.nodes import FilterExpr, FilterRows, ReadOptions, Sample, Select, WithColumns
 from marin_zephyr.outputs import Counted, Parts
@@ -51,6 +52,9 @@ def _leading_filters(ops: Sequence[StageOp]) -> list[FilterExpr]:
     first = []
     for op in ops:
         if not isinstance(op, FilterExpr) or not _names(op.expr):
+            break
+        # Together they must do what they do one by one, and a function may fail on rows that a filter before it drops.
+        if first and not (is_comparison(first[-1].expr) and is_comparison(op.expr)):
             break
         first.append(op)
     return first

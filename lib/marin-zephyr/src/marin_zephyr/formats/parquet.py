@@ -50,8 +50,11 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
                     desk.record(file, line=None, offset=None, reason=reason, raw=b"", rows=max(1, lost))
                     return
             desk.num_filtered += num_filtered
-            if num_filtered and options.predicate is not None:
-                desk.absent |= {name: False for name in options.predicate.meta.root_names() if name in schema.names}
+            if (
+                num_filtered and options.predicate is not None
+            ):  # of these rows nobody else tells which columns they have
+                for name in options.predicate.meta.root_names():
+                    desk.absent[name] = desk.absent.get(name, True) and name not in schema.names
             names = schema.names
             wanted = needed(options)
             if wanted is not None:  # one at least: a batch without columns forgets its rows

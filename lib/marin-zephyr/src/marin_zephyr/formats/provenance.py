@@ -96,7 +96,7 @@ def _places(name: str, values: Sequence[int] | np.ndarray | None, height: int) -
 
 def _kept(frame: pl.DataFrame, predicate: pl.Expr, file: InputFile, desk: Desk) -> pl.DataFrame:
     """The rows for which the predicate is true; a column that the batch lacks is null, and null is not true."""
-    names = predicate.meta.root_names()
+    names = list(dict.fromkeys(predicate.meta.root_names()))
     for name in names:
         desk.absent[name] = desk.absent.get(name, True) and name not in frame.columns
     whole = _with_nulls(frame, names)

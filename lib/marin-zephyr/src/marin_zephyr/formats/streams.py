@@ -26,6 +26,7 @@ _CHUNK = 1 << 18
 # Of a piece in which damage is found nothing comes out, so the pieces fed to a decompressor are small.
 _PIECE = 1 << 14
 _GZIP_WINDOW = 31  # the largest window, and a gzip header and checksum
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -> Iterator[bytes]:
@@ -84,9 +85,9 @@ def open_random(url: str) -> Any:
 
 def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator[bytes]:
     if compression == "gz":
-        return _members(raw, lambda: isal_zlib.decompressobj(_GZIP_WINDOW), padding=b"\0")
+        return _members(raw, _gzip_member, padding=b"\0")
     if compression == "zst":
-        return _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), padding=b"")
+        return _members(raw, lambda _: zstandard.ZstdDecompressor().decompressobj(), padding=b"")
     if compression == "xz":
         return _pieces(lzma.LZMAFile(raw).read1)
     if compression == "bz2":
@@ -102,7 +103,14 @@ def _pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _members(raw: IO[bytes], decompressor: Callable[[], Any], *, padding: bytes) -> Iterator[bytes]:
+def _gzip_member(head: bytes) -> Any:
+    """ISA-L takes less than a header's length of anything for the beginning of one."""
+    if not head.startswith(_GZIP_MAGIC[: len(head)]):
+        raise isal_zlib.IsalError("no gzip header")
+    return isal_zlib.decompressobj(_GZIP_WINDOW)
+
+
+def _members(raw: IO[bytes], decompressor: Callable[[bytes], Any], *, padding: bytes) -> Iterator[bytes]:
     """Member after member, with padding between and after. ``EOFError`` if the last one does not end."""
     member, ended = None, False
     while piece := raw.read(_PIECE):
@@ -110,7 +118,7 @@ def _members(raw: IO[bytes], decompressor: Callable[[], Any], *, padding: bytes)
             if member is None:
                 if ended and not (piece := piece.lstrip(padding)):
                     break
-                member = decompressor()
+                member = decompressor(piece)
             if out := member.decompress(piece):
                 yield out
             piece = b""
