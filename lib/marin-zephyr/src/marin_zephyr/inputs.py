@@ -48,8 +48,7 @@ class FilesInput:
             counts.rows_in += context.desk.num_records + context.desk.num_filtered
             counts.rejected += context.desk.num_records
             counts.filtered += context.desk.num_filtered
-            for name, lacking in context.desk.absent.items():
-                context.absent[name] = context.absent.get(name, True) and lacking
+            context.absent["read"] = context.desk.absent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,6 +72,7 @@ def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], con
 def _filter(frames: Frames, op: FilterExpr, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     for frame in frames:
         kept = _evaluated(frame, (op.expr,), lambda f: f.filter(op.expr), name, context)
+        kept = kept.drop(kept.columns[frame.width :])  # those that the batch lacks: a filter makes no columns
         counts.add(RowCounts(rows_in=frame.height, passed=kept.height, filtered=frame.height - kept.height))
         yield kept
 
@@ -110,7 +111,7 @@ def _evaluated(
     """`evaluation.evaluated`, with a note of columns that no batch has had, and its failure as ours."""
     names = root_names(exprs)
     try:
-        return evaluated(context.require(frame, names), names, evaluate)
+        return evaluated(context.require(frame, names, name), names, evaluate)
     except pl.exceptions.PolarsError as e:
         raise SchemaError(f"{name}: {e}") from e
 

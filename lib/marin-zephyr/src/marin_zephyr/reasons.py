@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,7 @@ def made_of(stage: Stage) -> dict[str, Any]:
         "source": type(stage.inputs[0]).__name__ if stage.inputs else "",
         "files": files if len(files) <= _MAX_FILES else {f"{len(files):,} files": ""},
         "tasks": len(stage.inputs),
-        "reading": _fields(options),
+        "reading": _fields(_asked(options)),
         "operations": [[name.partition(":")[2], digest[:_SHORT]] for name, digest in operations],
         "output": {n: v for n, v in _fields(stage.spec.output).items() if n != "path"},
         "on_error": stage.spec.on_error,
@@ -171,6 +171,14 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str], form: str) -> li
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(sorted(names)[:_SHOWN]) + more
+
+
+def _asked(options: Any) -> Any:
+    """What the caller asked readers for: what the plan lets them leave out follows from the operations."""
+    if options is None:
+        return None
+    columns = None if options.pushed else options.columns
+    return replace(options, columns=columns, predicate=None, raw=False, pushed=False)
 
 
 def _fields(value: Any) -> dict[str, str]:

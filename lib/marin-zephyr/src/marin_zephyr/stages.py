@@ -170,7 +170,6 @@ def check_columns(stage: Stage, records: Sequence[TaskRecord]) -> None:
     """
     for column in dict.fromkeys(column for record in records for column in record.clashes):
         check_clash(column, {record.clashes[column] for record in records if column in record.clashes})
-    reading = [r.absent for r in records if r.absent]
-    for name in dict.fromkeys(name for absent in reading for name in absent):
-        if all(absent.get(name, True) for absent in reading):
+    for place, name in dict.fromkeys((p, name) for r in records for p, names in r.absent.items() for name in names):
+        if all(r.absent.get(place, {}).get(name, True) for r in records):
             raise SchemaError(f"{stage.spec.name}: no row of the input has a column {name!r}; check the name")

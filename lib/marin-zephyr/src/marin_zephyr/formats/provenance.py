@@ -27,6 +27,15 @@ def needed(options: ReadOptions) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(name for name in names if name not in provenance))
 
 
+def note_absent(present: Sequence[str], options: ReadOptions, desk: Desk) -> None:
+    """Notes which columns of the predicate some rows have. Those that the caller asked for are there, if as nulls."""
+    if options.predicate is None or (options.columns is not None and not options.pushed):
+        return
+    there = {*present, *(SOURCE if options.with_source else ())}
+    for name in options.predicate.meta.root_names():
+        desk.absent[name] = desk.absent.get(name, True) and name not in there
+
+
 def project(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     """Exactly these columns, in this order; one that the frame lacks is null."""
     if not columns:
@@ -62,6 +71,7 @@ def finish(
         frame = frame.with_columns(_provenance(frame.height, file, rows, offsets))
         asked = None if asked is None else [*asked, *SOURCE]
     if options.predicate is not None and desk is not None:
+        note_absent(frame.columns, options, desk)
         frame = _kept(frame, options.predicate, file, desk)
     if asked is None:
         return frame
@@ -97,9 +107,7 @@ def _places(name: str, values: Sequence[int] | np.ndarray | None, height: int) -
 
 def _kept(frame: pl.DataFrame, predicate: pl.Expr, file: InputFile, desk: Desk) -> pl.DataFrame:
     """The rows for which the predicate is true; a column that the batch lacks is null, and null is not true."""
-    names = predicate.meta.root_names()
-    for name in names:
-        desk.absent[name] = desk.absent.get(name, True) and name not in frame.columns
+    names = list(dict.fromkeys(predicate.meta.root_names()))
     whole = with_nulls(frame, names)
     try:
         verdict = evaluated(whole, names, lambda f: f.with_columns(predicate.alias(_VERDICT))[_VERDICT])

@@ -29,6 +29,7 @@ _GZIP_PIECE = 1 << 16  # what a short member leaves of one is copied, so it is n
 _PIECE = 1 << 14
 _LIMIT = 4 << 20  # bytes that come out at once, however well they were compressed
 _GZIP_WINDOW = 31  # the largest window, and a gzip header and checksum
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -> Iterator[bytes]:
@@ -104,7 +105,7 @@ def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator
     if compression == "gz":
         return _gzip(raw, _GZIP_PIECE)
     if compression == "zst":
-        return _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), size=_PIECE, padding=b"")
+        return _members(raw, lambda _: zstandard.ZstdDecompressor().decompressobj(), size=_PIECE, padding=b"")
     if compression in ("xz", "bz2"):
         if not raw.read(1):  # to the standard library a file of no stream at all is whole
             raise EOFError
@@ -122,17 +123,24 @@ def _pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _gzip(raw: IO[bytes], size: int) -> Iterator[bytes]:
-    return _members(raw, lambda: isal_zlib.decompressobj(_GZIP_WINDOW), size=size, padding=b"\0", limit=_LIMIT)
+    return _members(raw, _gzip_member, size=size, padding=b"\0", limit=_LIMIT)
+
+
+def _gzip_member(head: bytes) -> Any:
+    """ISA-L takes less than a header's length of anything for the beginning of one."""
+    if not head.startswith(_GZIP_MAGIC[: len(head)]):
+        raise isal_zlib.IsalError("no gzip header")
+    return isal_zlib.decompressobj(_GZIP_WINDOW)
 
 
 def _members(
-    raw: IO[bytes], decompressor: Callable[[], Any], *, size: int, padding: bytes, limit: int | None = None
+    raw: IO[bytes], decompressor: Callable[[bytes], Any], *, size: int, padding: bytes, limit: int | None = None
 ) -> Iterator[bytes]:
     """Member after member, with padding between and after. ``EOFError`` if the last one does not end, or none is.
 
     Args:
         raw: the file.
-        decompressor: makes one for a member.
+        decompressor: makes one for a member that begins with these bytes.
         size: how much of the file is read at once.
         padding: what may follow a member.
         limit: how much the decompressor gives at once, if it can be told.
@@ -144,7 +152,7 @@ def _members(
             if member is None:
                 if ended and not (piece := piece.lstrip(padding)):
                     break
-                member = decompressor()
+                member = decompressor(piece)
             out = member.decompress(piece) if limit is None else member.decompress(piece, limit)
             if out:
                 yield out

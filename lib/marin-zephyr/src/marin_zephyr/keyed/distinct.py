@@ -70,7 +70,7 @@ class DropRepeats:
         """The frames without repeats, with the columns ``_HIGH`` and ``_LOW``."""
         recent = _Recent(_RECENT) if self.keep == "first" else None
         for frame in nonempty(frames):
-            frame = context.require(frame, self.on or ())
+            frame = context.require(frame, self.on or (), name)
             digests = key_digests(frame, self.on)
             fresh = _distinct_in(digests, self.keep)
             if recent is not None:

@@ -64,7 +64,8 @@ class PartialAggregates:
         rows = size = 0
         for frame in nonempty(frames):
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
-            held.append(self._states(context.require(frame, self.columns).select(self.columns), name))
+            whole = context.require(frame, self.columns, name)
+            held.append(self._states(whole.select(self.columns), name))
             rows, size = rows + held[-1].height, size + int(row_bytes(held[-1]).sum())
             if rows <= _GATHERED_ROWS and size <= _GATHERED_BYTES:
                 continue

@@ -98,7 +98,7 @@ class JoinSide:
 
         def noted() -> Frames:
             for frame in frames:
-                frame = context.require(frame, self.on) if frame.height else frame
+                frame = context.require(frame, self.on, "join") if frame.height else frame
                 # That of a batch which a filter has emptied, too: what is left of a side does not decide its columns.
                 schemas.note(frame)
                 yield frame

@@ -58,7 +58,7 @@ class Reduced:
         sorter = Sorter(context, on=self.keys, order_by=self.order_by, descending=self.descending)
         for frame in frames:
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
-            sorter.add(context.require(frame, [*self.keys, *self.order_by]))
+            sorter.add(context.require(frame, [*self.keys, *self.order_by], name))
         for frame in batches_made(self._made(sorter.frames(), name), name):
             counts.produced += frame.height
             yield frame

@@ -83,7 +83,7 @@ class SortedRuns:
 
         def keyed() -> Frames:
             for frame in nonempty(frames):
-                frame = context.require(frame, self.by)
+                frame = context.require(frame, self.by, "sort")
                 codes = encode(frame, self.by, descending=self.descending, nulls_last=self.nulls_last)
                 sample.add(codes)
                 made = frame.with_columns(codes)
