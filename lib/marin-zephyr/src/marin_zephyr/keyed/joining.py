@@ -19,6 +19,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
+from marin_zephyr.batching import batches
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import read_blocks
@@ -30,7 +31,6 @@ from marin_zephyr.keyed.matching import NULL, matched
 from marin_zephyr.keyed.ordering import Sorter
 from marin_zephyr.keyed.sides import ONLY_LEFT, beside, check_comparable, renamed_columns
 from marin_zephyr.keys import KEY
-from marin_zephyr.merging import batches
 from marin_zephyr.nodes import FilterExpr, Join, JoinHow, Select
 from marin_zephyr.outputs import Kept, Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions

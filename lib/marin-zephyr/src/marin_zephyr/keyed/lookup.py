@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 
+from marin_zephyr.batching import batches
 from marin_zephyr.context import Frames, TaskContext, nonempty
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import read_blocks
@@ -20,7 +21,6 @@ from marin_zephyr.frames import concat
 from marin_zephyr.keyed.matching import pairs
 from marin_zephyr.keyed.sides import beside, check_comparable, coded, renamed_columns
 from marin_zephyr.keys import KEY
-from marin_zephyr.merging import batches
 from marin_zephyr.nodes import JoinHow
 
 
