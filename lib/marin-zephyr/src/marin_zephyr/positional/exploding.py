@@ -24,7 +24,7 @@ def explode(frames: Frames, op: Explode, name: str, counts: RowCounts, context: 
         SchemaError: the column holds no lists.
     """
     for frame in frames:
-        frame = context.require(frame, (op.column,))
+        frame = context.require(frame, (op.column,), name)
         kind = frame.schema[op.column]
         if kind == pl.Null:
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height, produced=frame.height))
