@@ -11,6 +11,7 @@ import polars as pl
 
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import SchemaError
+from marin_zephyr.evaluation import with_nulls
 from marin_zephyr.formats.rejects import Desk
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ type Frames = Iterator[pl.DataFrame]
 MEMORY = 1 << 30
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TaskContext:
     """The surroundings of one task.
 
@@ -59,11 +60,10 @@ class TaskContext:
 
     def require(self, frame: pl.DataFrame, names: Sequence[str], place: str) -> pl.DataFrame:
         """``frame`` with null columns for the names that it lacks, and a note of those that no batch has had."""
-        lacking = [name for name in names if name not in frame.columns]
         absent = self.absent.setdefault(place, {})
         for name in names:
-            absent[name] = absent.get(name, True) and name in lacking
-        return frame.with_columns(pl.lit(None).alias(name) for name in lacking) if lacking else frame
+            absent[name] = absent.get(name, True) and name not in frame.columns
+        return with_nulls(frame, names)
 
 
 def check_clash(column: str, found: set[bool]) -> None:

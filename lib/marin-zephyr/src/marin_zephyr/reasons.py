@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.fingerprints import library_versions
+from marin_zephyr.inputs import SOURCES
+from marin_zephyr.specs import HOME_MANIFEST
 
 if TYPE_CHECKING:
     from marin_zephyr.specs import Stage
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _MAX_FILES = 10_000
 _SHOWN = 3
 _SHORT = 12
+_SOURCES = {source.__name__ for source in SOURCES}
 
 
 def made_of(stage: Stage) -> dict[str, Any]:
@@ -67,7 +70,7 @@ def why(stage: Stage, *, sink: Path | None) -> list[str]:
 
 def _earlier(stage: Stage, sink: Path | None) -> tuple[Path, dict[str, Any]] | None:
     """The record of an earlier stage of this name and the directory of its files."""
-    own = stage.spec.home / "manifest.json"
+    own = stage.spec.home / HOME_MANIFEST
     # The sink's manifest is this very dataset's; what else lies in the work directory may be another's.
     paths = ([own] if own.exists() else []) + ([sink] if sink is not None else [])
     for path in paths:
@@ -75,7 +78,7 @@ def _earlier(stage: Stage, sink: Path | None) -> tuple[Path, dict[str, Any]] | N
             if entry.get("name") == stage.spec.name:
                 return path.parent, entry
     now = made_of(stage)
-    siblings = stage.spec.home.parent.glob(f"{stage.spec.name}-*/manifest.json")
+    siblings = stage.spec.home.parent.glob(f"{stage.spec.name}-*/{HOME_MANIFEST}")
     for path in sorted(siblings, key=lambda p: (-p.stat().st_mtime_ns, p)):
         for entry in _entries(path):
             if _is_akin(entry.get("made_of") or {}, now):
@@ -130,7 +133,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    if now["source"] not in ("FilesInput", "RowsInput"):
+    if now["source"] not in _SOURCES:
         return ["the stage that it reads from changed"]
     old, new = before["files"], now["files"]
     sides = (

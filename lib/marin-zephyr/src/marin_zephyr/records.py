@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from marin_zephyr.counters import Refused
 from marin_zephyr.durability import replace_file
+from marin_zephyr.refusals import Refused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,8 +21,8 @@ SCRIPT = textwrap.dedent("""
 
     class Fatal:
         # Kills its process when so many tasks of a stage are done.
-        def start(self, name, *, done=0, **_):
-            self.name, self.done = name, done
+        def start(self, work):
+            self.name, self.done = work.name, work.done
 
         def advance(self, **_):
             self.done += 1

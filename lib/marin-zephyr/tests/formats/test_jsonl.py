@@ -401,7 +401,7 @@ def test_a_predicate_equals_reading_everything_and_filtering(data, name, columns
 
 def keep(frame, predicate):
     """What `filter` of a dataset keeps of a frame."""
-    context = TaskContext(Desk("raise", Path("/dev/null")), 0, Path("/dev"))
+    context = TaskContext(desk=Desk("raise", Path("/dev/null")), index=0, home=Path("/dev"))
     kept = run_chain(iter([frame]), [FilterExpr(predicate)], ["filter"], context)
     return [row for f in kept for row in f.select(frame.columns).to_dicts()]
 

@@ -1,4 +1,4 @@
-"""Parquet: batches of whole rows, cut by the file's own statistics so that none passes 64 MiB.
+"""Parquet: batches of whole rows, cut by the file's own statistics so that none passes 8 MiB.
 
 A row group of which the statistics say that the predicate is true nowhere is not read (see `predicates`).
 

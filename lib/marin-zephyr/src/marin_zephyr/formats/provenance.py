@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from marin_zephyr.errors import SchemaError
+from marin_zephyr.evaluation import evaluated, with_nulls
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block
 from marin_zephyr.formats.rejects import Desk
@@ -40,7 +41,7 @@ def project(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     if not columns:
         return pl.DataFrame(height=frame.height)
     # In two steps: a `select` of nothing but literals would be one row high.
-    return _with_nulls(frame, columns).select(columns)
+    return with_nulls(frame, columns).select(columns)
 
 
 def finish(
@@ -107,16 +108,9 @@ def _places(name: str, values: Sequence[int] | np.ndarray | None, height: int) -
 def _kept(frame: pl.DataFrame, predicate: pl.Expr, file: InputFile, desk: Desk) -> pl.DataFrame:
     """The rows for which the predicate is true; a column that the batch lacks is null, and null is not true."""
     names = list(dict.fromkeys(predicate.meta.root_names()))
-    whole = _with_nulls(frame, names)
-    # A batch of nothing but nulls has no type; Polars's string functions want one.
-    untyped = [name for name in names if whole.schema[name] == pl.Null]
+    whole = with_nulls(frame, names)
     try:
-        try:
-            verdict = _verdict(whole, predicate)
-        except pl.exceptions.PolarsError:
-            if not untyped:
-                raise
-            verdict = _verdict(whole.with_columns(pl.col(name).cast(pl.String) for name in untyped), predicate)
+        verdict = evaluated(whole, names, lambda f: f.with_columns(predicate.alias(_VERDICT))[_VERDICT])
     except pl.exceptions.PolarsError as e:
         raise SchemaError(f"{file.url}: filter: {e}") from e
     if verdict.dtype not in (pl.Boolean, pl.Null):
@@ -124,11 +118,3 @@ def _kept(frame: pl.DataFrame, predicate: pl.Expr, file: InputFile, desk: Desk) 
     kept = frame.filter(verdict.cast(pl.Boolean))
     desk.num_filtered += frame.height - kept.height
     return kept
-
-
-def _verdict(frame: pl.DataFrame, predicate: pl.Expr) -> pl.Series:
-    return frame.with_columns(predicate.alias(_VERDICT))[_VERDICT]
-
-
-def _with_nulls(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    return frame.with_columns(pl.lit(None).alias(name) for name in names if name not in frame.columns)
