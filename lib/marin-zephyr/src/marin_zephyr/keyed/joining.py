@@ -52,7 +52,7 @@ def expand(builder: Builder, node: Join) -> Open:
     if node.how in ONLY_LEFT:
         right = replace(right, ops=(*right.ops, Select(tuple(map(pl.col, node.right_on)))))
     if right.weight <= _SMALL_BYTES and node.how not in ("right", "full"):
-        kept = builder.close(replace(right, ops=(*right.ops, Offered())), "join-small", Kept())
+        kept = builder.close(replace(right, ops=(*right.ops, Offered())), "join-small", Kept(aside=True))
         small = SmallJoined(
             left_on=node.left_on,
             right_on=node.right_on,
