@@ -1,8 +1,9 @@
 """Fingerprints: what a stage's result depends on, as sha256 over type-tagged canonical text.
 
-A function's fingerprint covers its bytecode and constants, its defaults, the values it closes over, and, recursively,
-the functions, classes and constants of the caller's own modules that it names. Installed packages and the standard
-library count by name and version. Comments, layout, line numbers and file paths do not count.
+A function's fingerprint covers its bytecode and constants, its defaults, the values it closes over, what it wraps
+(``functools.cache``, ``wraps``) or dispatches to, and, recursively, the functions, classes and constants of the
+caller's own modules that it names. An object counts by its class and its state, slots and contents included. Installed
+packages and the standard library count by name and version. Comments, layout, line numbers and file paths do not count.
 
 Invariant: equal fingerprints mean equal results; the reverse need not hold. A value that has no canonical form counts
 by its pickle, which at worst makes a stage run once more than it must.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import inspect
@@ -27,6 +29,9 @@ from typing import Any
 _INSTALLED = tuple(
     str(Path(p)) for key in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_paths().get(key))
 )
+_BEHIND = ("__wrapped__", "registry", "register")
+"""Attributes under which `functools` keeps the functions behind a function."""
+_BUILT_IN = (dict, list, tuple, set, frozenset, str, bytes, int, float)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 
 
@@ -40,17 +45,6 @@ def library_versions() -> dict[str, str]:
     """Versions of whatever can change bytes: Python and the packages that read, compute and write."""
     names = ("marin-zephyr", "polars", "pyarrow", "numpy", "xxhash", "zstandard")
     return {"python": ".".join(map(str, sys.version_info[:3])), **{name: _version(name) for name in names}}
-
-
-def label(fn: Any) -> str:
-    """A function's name for people: ``clean``, ``<lambda> at experiment.py:12``."""
-    if isinstance(fn, functools.partial):
-        return label(fn.func)
-    name = getattr(fn, "__qualname__", type(fn).__qualname__).rsplit("<locals>.", 1)[-1]
-    code = getattr(fn, "__code__", None)
-    if name == "<lambda>" and code is not None:
-        return f"<lambda> at {Path(code.co_filename).name}:{code.co_firstlineno}"
-    return name
 
 
 class _Walk:
@@ -79,7 +73,7 @@ class _Walk:
         kind = type(value)
         if kind in (list, tuple):
             return kind.__name__, *map(self.digest, value)
-        if kind is dict:
+        if kind in (dict, types.MappingProxyType):
             return "dict", *(self.digest(k) + self.digest(v) for k, v in value.items())
         if kind in (set, frozenset):
             return kind.__name__, *sorted(map(self.digest, value))
@@ -98,6 +92,10 @@ class _Walk:
             return "method", self.digest(value.__func__), self.digest(value.__self__)
         if isinstance(value, functools.partial):
             return "partial", self.digest(value.func), self.digest(value.args), self.digest(value.keywords)
+        if isinstance(value, functools.singledispatchmethod):
+            return "dispatcher", self.digest(value.dispatcher)
+        if isinstance(value, functools._lru_cache_wrapper):  # not what it has cached so far
+            return "cached", self.digest(value.__wrapped__), self.digest(value.cache_parameters())
         if isinstance(value, enum.Enum):
             return "enum", self.digest(type(value)), value.name
         if isinstance(value, PurePath):
@@ -113,7 +111,8 @@ class _Walk:
         return self._other(value)
 
     def _function(self, fn: types.FunctionType) -> Iterable[str]:
-        if _is_installed(fn):
+        # Who wraps a function takes over the name of its module, and still is another's code.
+        if _is_installed(fn) and _is_installed_module(fn.__globals__.get("__name__", "")):
             return "installed", *_identity(fn)
         cells = [_cell(cell) for cell in fn.__closure__ or ()]
         named = [name for name in _names(fn.__code__) if name in fn.__globals__]
@@ -124,6 +123,7 @@ class _Walk:
             self.digest(fn.__kwdefaults__),
             *map(self.digest, cells),
             *(name + self.digest(fn.__globals__[name]) for name in named),
+            *(name + self.digest(vars(fn)[name]) for name in _BEHIND if name in vars(fn)),
         )
 
     def _code(self, code: types.CodeType) -> Iterable[str]:
@@ -145,20 +145,33 @@ class _Walk:
             if not (name.startswith("__") and name.endswith("__")) or inspect.isfunction(member)
         }
         members = [name + self.digest(_unwrapped(member)) for name, member in sorted(body.items())]
-        return "class", cls.__qualname__, *map(self.digest, cls.__bases__), *members
+        return "class", cls.__qualname__, self.digest(type(cls)), *map(self.digest, cls.__bases__), *members
 
     def _other(self, value: Any) -> Iterable[str]:
         if isinstance(value, types.BuiltinFunctionType):
             return "builtin", *_identity(value), self.digest(value.__self__) if _bound(value) else ""
-        state = getattr(value, "__dict__", None)
-        if state is not None and not _is_installed(type(value)):
-            return "object", self.digest(type(value)), self.digest(state)
+        if not _is_installed(type(value)):
+            return "object", self.digest(type(value)), self.digest(_state(value)), self.digest(_contents(value))
         import cloudpickle
 
         try:
             return "pickle", hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
         except Exception:  # a lock, a context variable: state of the process, no ingredient of a result
-            return "opaque", *_identity(type(value))
+            within = (r for r in gc.get_referents(value) if isinstance(r, types.FunctionType))
+            return "opaque", *_identity(type(value)), *map(self.digest, within)
+
+
+def _state(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots included."""
+    members = (m for cls in type(value).__mro__ for m in vars(cls).values())
+    slots = [m.__name__ for m in members if isinstance(m, types.MemberDescriptorType)]
+    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+
+
+def _contents(value: Any) -> Any:
+    """What an object is by the built-in type that it extends."""
+    kind = next((kind for kind in _BUILT_IN if isinstance(value, kind)), None)
+    return None if kind is None else kind(value)
 
 
 def _sha256(parts: Iterable[str]) -> str:
@@ -198,6 +211,10 @@ def _names(code: types.CodeType) -> list[str]:
 def _is_installed(value: Any) -> bool:
     """Whether it comes from the standard library or an installed package; this package counts as the caller's own."""
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+    return _is_installed_module(name)
+
+
+def _is_installed_module(name: str) -> bool:
     top = name.partition(".")[0]
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return True
@@ -216,5 +233,5 @@ def _identity(value: Any) -> tuple[str, str]:
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # an empty name is none
         return str(getattr(sys.modules.get(name), "__version__", ""))

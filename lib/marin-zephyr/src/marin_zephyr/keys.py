@@ -120,8 +120,8 @@ def key_digest(value: Any) -> bytes:
         SchemaError: a value that no column holds.
     """
     try:
-        frame = frame_from_rows([{KEY: value}])
-        return key_digests(frame, [KEY]).astype("<u8").tobytes()
+        frame = frame_from_rows([{"key": value}])
+        return key_digests(frame, ["key"]).astype("<u8").tobytes()
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
         raise _unordered(type(value).__name__) from e
 

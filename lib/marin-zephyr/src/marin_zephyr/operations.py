@@ -19,8 +19,9 @@ import pyarrow as pa
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
+from marin_zephyr.evaluation import evaluated, root_names
 from marin_zephyr.formats.rejects import Desk, place
-from marin_zephyr.frames import as_row, batches_of_rows, concat, rows_of, to_frame
+from marin_zephyr.frames import as_row, batches_made, concat, named, rows_of, to_frame
 from marin_zephyr.nodes import (
     RAW,
     Explode,
@@ -71,7 +72,8 @@ def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], con
 def _filter(frames: Frames, op: FilterExpr, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     for frame in frames:
         kept = _evaluated(frame, (op.expr,), lambda f: f.filter(op.expr), name, context)
-        _count(counts, frame.height, passed=kept.height, filtered=frame.height - kept.height)
+        kept = kept.drop(kept.columns[frame.width :])  # those that the batch lacks: a filter makes no columns
+        counts.add(RowCounts(rows_in=frame.height, passed=kept.height, filtered=frame.height - kept.height))
         yield kept
 
 
@@ -82,15 +84,15 @@ def _reject(frames: Frames, op: RejectWhere, name: str, counts: RowCounts, conte
         for row in frame.filter(bad).iter_rows(named=True):
             context.desk.row(row, operation=name, reason=op.reason)
         kept = frame.filter(~bad)
-        _count(counts, frame.height, passed=kept.height, rejected=frame.height - kept.height)
+        counts.add(RowCounts(rows_in=frame.height, passed=kept.height, rejected=frame.height - kept.height))
         yield kept
 
 
 def _project(frames: Frames, op: Select | WithColumns, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     make = _broadcast if isinstance(op, Select) else pl.DataFrame.with_columns
     for frame in frames:
-        made = _evaluated(frame, op.exprs, lambda f: make(f, op.exprs), name, context)
-        _count(counts, frame.height, passed=made.height)
+        made = named(_evaluated(frame, op.exprs, lambda f: make(f, op.exprs), name, context))
+        counts.add(RowCounts(rows_in=frame.height, passed=made.height))
         yield made
 
 
@@ -106,18 +108,10 @@ def _evaluated(
     name: str,
     context: TaskContext,
 ) -> pl.DataFrame:
-    """An expression over a frame in which a column that the batch lacks is null, as it is for a row that lacks it."""
-    names = list(dict.fromkeys(root for expr in exprs for root in expr.meta.root_names()))
-    frame = context.require(frame, names)
+    """`evaluation.evaluated`, with a note of columns that no batch has had, and its failure as ours."""
+    names = root_names(exprs)
     try:
-        return evaluate(frame)
-    except pl.exceptions.PolarsError as e:
-        untyped = [column for column in names if frame.schema.get(column) == pl.Null]
-        if not untyped:
-            raise SchemaError(f"{name}: {e}") from e
-    # A batch of nothing but nulls has no type; Polars's string functions want one.
-    try:
-        return evaluate(frame.with_columns(pl.col(column).cast(pl.String) for column in untyped))
+        return evaluated(context.require(frame, names, name), names, evaluate)
     except pl.exceptions.PolarsError as e:
         raise SchemaError(f"{name}: {e}") from e
 
@@ -130,13 +124,13 @@ def _map_batches(frames: Frames, op: MapBatches, name: str, counts: RowCounts, c
             raise
         except Exception as e:
             raise UserCodeError(f"{name} failed on a batch of {frame.height:,} rows: {type(e).__name__}: {e}") from e
-        _count(counts, frame.height, consumed=frame.height)
+        counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
         for out in [made] if isinstance(made, (pl.DataFrame, pa.Table)) else made:
             if not isinstance(out, (pl.DataFrame, pa.Table)):
                 raise UserCodeError(
                     f"{name} returned {type(out).__name__}; return a polars.DataFrame or a pyarrow.Table"
                 )
-            result = out if isinstance(out, pl.DataFrame) else to_frame(out)
+            result = named(out if isinstance(out, pl.DataFrame) else to_frame(out))
             counts.produced += result.height
             yield result
 
@@ -186,12 +180,10 @@ def _row_functions(frames: Frames, functions: Sequence[_RowFunction], desk: Desk
             continue
         before = functions[0].counts.rows_in
         try:
-            yield from batches_of_rows(_through(rows_of(frame), functions, desk))
-        except SchemaError as e:
-            raise SchemaError(f"rows from {functions[-1].name}: {e}") from e
+            yield from batches_made(_through(rows_of(frame), functions, desk), functions[-1].name)
         except GeneratorExit:  # whoever takes the rows has enough, and the others of the frame go nowhere
             left = frame.height - (functions[0].counts.rows_in - before)
-            _count(functions[0].counts, left, filtered=left)
+            functions[0].counts.add(RowCounts(rows_in=left, filtered=left))
             raise
 
 
@@ -249,7 +241,9 @@ def _mapped(rows: Iterable[Row], functions: Sequence[_RowFunction], desk: Desk) 
     finally:
         for i, function in enumerate(functions):
             lost = filtered[i] + rejected[i] + (i == failed)
-            _count(function.counts, taken, passed=taken - lost, filtered=filtered[i], rejected=rejected[i])
+            function.counts.add(
+                RowCounts(rows_in=taken, passed=taken - lost, filtered=filtered[i], rejected=rejected[i])
+            )
             taken -= lost
 
 
@@ -277,12 +271,6 @@ def _refuse(error: Exception, row: Row, name: str, desk: Desk) -> None:
         raise error
     else:
         raise UserCodeError(f"{name} failed on the row of {place(row)}: {type(error).__name__}: {error}") from error
-
-
-def _count(counts: RowCounts, rows_in: int, **what: int) -> None:
-    counts.rows_in += rows_in
-    for name, n in what.items():
-        setattr(counts, name, getattr(counts, name) + n)
 
 
 type _Operation = Callable[[Frames, Any, str, RowCounts, TaskContext], Frames]
