@@ -34,10 +34,25 @@ def frame_from_rows(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     for row in rows:
         if row.keys() != names.keys():
             names.update(dict.fromkeys(row))
+    for name in names:
+        check_name(name)
     if not names:
         return pl.DataFrame(height=len(rows))
     table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
     return to_frame(table)
+
+
+def check_name(name: Any) -> None:
+    """Refuses what cannot name a column in Arrow."""
+    if not isinstance(name, str):
+        raise SchemaError(f"key {name!r} of a row is {type(name).__name__}, not a string; make it one")
+    if "\0" in name or not _is_utf8(name):
+        what = "a NUL" if "\0" in name else "a lone surrogate"
+        raise SchemaError(f"key {name!r} of a row holds {what}, which no column's name can; rename it")
+
+
+def _is_utf8(name: str) -> bool:
+    return name.isascii() or name.encode("utf-8", "replace").decode() == name
 
 
 def to_frame(table: pa.Table) -> pl.DataFrame:
@@ -136,13 +151,9 @@ def concat(frames: Sequence[pl.DataFrame], *, what: str) -> pl.DataFrame:
 
 
 def _column(name: str, values: list[Any]) -> pa.Array:
-    kinds = set(map(type, values)) - {type(None)}
-    if len(kinds) > 1 and not kinds <= {int, float} and not kinds <= {list, tuple}:
-        # Arrow would take True for 1.0 and "a" for b"a".
-        shown = " and ".join(sorted(k.__name__ for k in kinds))
-        raise SchemaError(f"column {name!r} holds {shown}; {_FIX}")
+    _check_kinds(name, values)
     try:
-        return pa.array(values)
+        column = pa.array(values)
     except UnicodeEncodeError as e:
         raise SchemaError(
             f"column {name!r} holds a lone surrogate, which is no text in UTF-8; replace or drop it"
@@ -151,3 +162,30 @@ def _column(name: str, values: list[Any]) -> pa.Array:
         raise SchemaError(f"column {name!r} holds an integer beyond 64 bits; make it a string") from e
     except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
         raise SchemaError(f"column {name!r} holds values of more than one type ({e}); {_FIX}") from e
+    _check_within(name, values, column.type)
+    return column
+
+
+def _check_kinds(name: str, values: Iterable[Any]) -> None:
+    """Refuses kinds that Arrow would turn into each other: True into 1.0, "a" into b"a"."""
+    kinds = set(map(type, values)) - {type(None)}
+    if len(kinds) > 1 and not kinds <= {int, float} and not kinds <= {list, tuple}:
+        shown = " and ".join(sorted(k.__name__ for k in kinds))
+        raise SchemaError(f"column {name!r} holds {shown}; {_FIX}")
+
+
+def _check_within(name: str, values: list[Any], kind: pa.DataType) -> None:
+    """The same within lists and structs; and moments with and without a zone, which are one kind to Python."""
+    if pa.types.is_list(kind):
+        inner = [each for value in values if isinstance(value, (list, tuple)) for each in value]
+        _check_kinds(f"{name}[]", inner)
+        _check_within(f"{name}[]", inner, kind.value_type)
+    elif pa.types.is_struct(kind):
+        rows = [value for value in values if isinstance(value, dict)]
+        for field in kind:
+            inner = [row.get(field.name) for row in rows]
+            _check_kinds(f"{name}.{field.name}", inner)
+            _check_within(f"{name}.{field.name}", inner, field.type)
+    elif pa.types.is_timestamp(kind) and kind.tz is not None:
+        if any(value is not None and getattr(value, "tzinfo", kind) is None for value in values):
+            raise SchemaError(f"column {name!r} holds datetimes with a zone and without; {_FIX}")

@@ -77,6 +77,8 @@ def encode(
     Raises:
         SchemaError: a column of a type that has no order.
     """
+    if KEY in frame.columns:
+        raise SchemaError(f"column {KEY!r}: that name is the engine's own; rename the column")
     flags = [[flag] * len(on) if isinstance(flag, bool) else flag for flag in (descending, nulls_last)]
     codes = [
         _codes(frame.get_column(name), null=_NULL_LAST if last else _NULL, complement=down)

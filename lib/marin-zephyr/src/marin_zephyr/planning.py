@@ -86,7 +86,8 @@ def plan(dataset: Dataset, *, output: Kept | Counted | None, work_dir: Path) -> 
     builder = Builder(work_dir)
     node = dataset.node
     if isinstance(node, Sink):
-        output_of_sink = Parts(path=node.path, format=node.format, compression=node.compression)
+        # A function may change the working directory before the parts are published.
+        output_of_sink = Parts(path=str(Path(node.path).absolute()), format=node.format, compression=node.compression)
         builder.close(builder.open(node.upstream), "write", output_of_sink)
         _check_apart(builder.stages, Path(node.path).absolute())
     else:

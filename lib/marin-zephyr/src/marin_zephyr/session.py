@@ -116,7 +116,7 @@ class Session:
         Raises:
             ZephyrError: what went wrong; committed work is kept, and the same call goes on from there.
         """
-        if not isinstance(dataset.node, Sink):
+        if not isinstance(getattr(dataset, "node", None), Sink):
             raise UsageError(
                 "run: the dataset ends in no write; add .write_parquet(path), or use session.rows or .count"
             )

@@ -22,6 +22,7 @@ import json
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,9 @@ def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, S
         (out / name).parent.mkdir(exist_ok=True)
         (home / name).replace(out / name)
     sync(out)
-    _write_manifest(stage, files, [*(r for _, r in earlier), report], durable=True)
+    # Of an earlier stage's own files the sizes depend on the memory that it had.
+    before_this = [replace(r, files=tuple(f for f in r.files if f["name"].startswith("rejects/"))) for _, r in earlier]
+    _write_manifest(stage, files, [*before_this, report], durable=True)
     for staging in out.glob(f"{STAGING}*"):
         shutil.rmtree(staging, ignore_errors=True)
     for unfinished in out.glob(f".{SINK_MANIFEST}.*"):
@@ -142,8 +145,9 @@ def manifest_path(stage: Stage) -> Path:
 def _check_ours(stage: Stage) -> None:
     """Refuses an output directory whose parts no zephyr manifest or staging directory vouches for."""
     out = directory(stage)
-    if not isinstance(stage.spec.output, Parts) or not out.exists():
-        return
+    with writing(out):
+        if not isinstance(stage.spec.output, Parts) or not out.exists():
+            return
     if not out.is_dir():
         raise OutputError(f"{out}: is a file; name a directory")
     if (out / SINK_MANIFEST).exists() or any(out.glob(f"{STAGING}*")):

@@ -141,7 +141,7 @@ class ArrowPart:
         check_columns(self._schema, self._path)
         self._writer = self._writer or _writer(self._path, self._schema, self._compression)
         tables = [conform(t, self._schema, what=self._path.name) for t in self._held]
-        self._writer.write_table(pa.concat_tables(tables).combine_chunks())
+        self._writer.write_table(_repacked(pa.concat_tables(tables)))
         self._held, self._rows, self._bytes = [], 0, 0
 
     def _widen(self, schema: pa.Schema) -> None:
@@ -173,6 +173,11 @@ def _copy(source: Path, writer: pa.ipc.RecordBatchFileWriter, schema: pa.Schema)
     with pa.OSFile(str(source), "rb") as opened:
         for batch in _batches(pa.ipc.open_file(opened)):
             writer.write_table(conform(pa.Table.from_batches([batch]), schema, what=source.name).combine_chunks())
+
+
+def _repacked(table: pa.Table) -> pa.Table:
+    """The same rows in one piece. What lies under a null and behind the last bit would tell how they came together."""
+    return table.combine_chunks().take(pa.array(np.arange(table.num_rows)))
 
 
 def _decoded(table: pa.Table) -> pa.Table:

@@ -214,6 +214,7 @@ def part_name(index: int, format: str, compression: str | None) -> str:
 
 def part_writer(path: Path, format: str, compression: str | None) -> PartWriter:
     """The writer of a format."""
+    path.unlink(missing_ok=True)  # a task given up for dead may hold it open, and come back
     if format == "arrow":
         from marin_zephyr.formats.arrow import ArrowPart  # it imports this module
 
