@@ -186,6 +186,5 @@ def _check_within(name: str, values: list[Any], kind: pa.DataType) -> None:
             inner = [row.get(field.name) for row in rows]
             _check_kinds(f"{name}.{field.name}", inner)
             _check_within(f"{name}.{field.name}", inner, field.type)
-    elif pa.types.is_timestamp(kind) and kind.tz is not None:
-        if any(value is not None and getattr(value, "tzinfo", kind) is None for value in values):
-            raise SchemaError(f"column {name!r} holds datetimes with a zone and without; {_FIX}")
+    elif pa.types.is_timestamp(kind) and kind.tz is not None and None in {getattr(v, "tzinfo", 0) for v in values}:
+        raise SchemaError(f"column {name!r} holds datetimes with a zone and without; {_FIX}")

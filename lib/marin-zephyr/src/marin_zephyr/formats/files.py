@@ -186,7 +186,7 @@ def check_whole(paths: Iterable[Path]) -> None:
 
 
 def check_unchanged(file: InputFile) -> None:
-    """Refuses a file that is no longer the one that was listed: the run would answer for neither. Remote ones are not asked.
+    """Refuses a local file that is no longer the one that was listed: the run would answer for neither.
 
     Raises:
         InputError: its size or the time of its last change is another, or it is gone.
@@ -195,7 +195,7 @@ def check_unchanged(file: InputFile) -> None:
         return
     archive, member = split_member(file.url)
     try:
-        stat = os.stat(archive)
+        stat = Path(archive).stat()
     except OSError as e:
         raise InputError(
             f"{archive}: cannot be read any more ({e.strerror or e}); it was there when the run began"
