@@ -186,5 +186,5 @@ def _check_within(name: str, values: list[Any], kind: pa.DataType) -> None:
             inner = [row.get(field.name) for row in rows]
             _check_kinds(f"{name}.{field.name}", inner)
             _check_within(f"{name}.{field.name}", inner, field.type)
-    elif pa.types.is_timestamp(kind) and kind.tz is not None and None in {getattr(v, "tzinfo", 0) for v in values}:
+    elif pa.types.is_timestamp(kind) and len({v.tzinfo is None for v in values if hasattr(v, "tzinfo")}) > 1:
         raise SchemaError(f"column {name!r} holds datetimes with a zone and without; {_FIX}")

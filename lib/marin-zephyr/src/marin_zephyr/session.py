@@ -176,7 +176,8 @@ class Session:
         return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept(), runs=False))
 
     def _plan(self, dataset: Dataset, *, output: Any = None, runs: bool = True) -> Plan:
-        if runs and not (isinstance(dataset.node, Sink) and (Path(dataset.node.path) / SINK_MANIFEST).exists()):
+        is_written = isinstance(dataset.node, Sink) and SINK_MANIFEST in _names_in(dataset.node.path)
+        if runs and not is_written:
             self._running_backend()  # it starts now; what was written before may not need it
         from marin_zephyr.planning import plan
 
@@ -280,6 +281,13 @@ class Session:
             )
             self._finalizer = weakref.finalize(self, self._backend.close)
         return self._backend
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return [path.name for path in Path(directory).iterdir()]
+    except OSError:  # there is none, or there can be none; whoever writes there will say so
+        return []
 
 
 def _usable_cpus() -> int:
