@@ -125,7 +125,7 @@ MODULE = "import {inner}\n\ndef f(row):\n    return {inner}.g(row)"
 REACHED = {
     "a module's own imports": "import outer\nF = lambda row: outer.f(row)",
     "an import inside the function": "def F(row):\n    from inner import g\n    return g(row)",
-    "a cached function": "import functools, inner\n@functools.cache\ndef h(row): return inner.g(row)\nF = lambda row: h(row)",
+    "a cached function": "import functools, inner\n@functools.cache\ndef h(row): return inner.g(row)\nF = h",
     "a function in an expression": "import inner\nfrom marin_zephyr import col\nF = col('x').map_elements(inner.g)",
 }
 
