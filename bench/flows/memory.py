@@ -8,10 +8,13 @@ SECONDS = 0.05
 
 
 class Sampler:
-    """Samples while it is entered; ``peak`` is in bytes, 0 where the system does not tell."""
+    """Samples while it is entered; ``peak`` is in bytes, 0 where the system does not tell.
+
+    ``own_peak`` leaves out pages of files, which the kernel may drop at any time.
+    """
 
     def __init__(self, pid: int) -> None:
-        self.peak = 0
+        self.peak = self.own_peak = 0
         self._pid = pid
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
@@ -26,7 +29,9 @@ class Sampler:
 
     def _sample(self) -> None:
         while not self._ended.wait(SECONDS):
-            self.peak = max(self.peak, sum(map(proportional_bytes, family(self._pid))))
+            held = [proportional_bytes(pid) for pid in family(self._pid)]
+            self.peak = max(self.peak, sum(all_of_it for all_of_it, _ in held))
+            self.own_peak = max(self.own_peak, sum(own for _, own in held))
 
 
 def family(pid: int) -> list[int]:
@@ -44,10 +49,11 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def proportional_bytes(pid: int) -> int:
-    """What a process holds, shared pages divided among those who share them."""
+def proportional_bytes(pid: int) -> tuple[int, int]:
+    """What a process holds, shared pages divided among those who share them; and how much of it is no file's."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        return 0, 0
+    sizes = {line.split()[0]: int(line.split()[1]) * 1024 for line in lines[1:]}
+    return sizes["Pss:"], sizes.get("Pss_Anon:", sizes["Pss:"])

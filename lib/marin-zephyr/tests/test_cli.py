@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from marin_zephyr.cli import main
+from marin_zephyr.nodes import FORMATS
 
 SCRIPT = """
 from marin_zephyr import Dataset
@@ -184,7 +185,62 @@ def test_decontaminate_drops_what_an_evaluation_set_holds_and_tells_it(tmp_path,
     assert main(["decontaminate", corpus, "--against", str(tmp_path / "gone.jsonl"), "--out", out]) == 2
 
 
-COMMANDS = ("run", "explain", "doctor", "normalize", "dedup", "decontaminate", "train-tokenizer", "tokenize", "inspect")
+def test_decontaminate_works_from_a_script_without_a_guard(tmp_path):
+    """Workers import nothing of the script, so it needs no ``if __name__ == "__main__"``."""
+    text = " ".join(f"w{j}" for j in range(30))
+    (tmp_path / "raw.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "other"}) + "\n")
+    (tmp_path / "eval.jsonl").write_text(json.dumps({"question": text}) + "\n")
+    script = tmp_path / "clean.py"
+    script.write_text(
+        "from marin_zephyr.text import decontaminate, normalize\n"
+        "normalize(['raw.jsonl'], 'corpus', workers=2)\n"
+        "print(decontaminate('corpus', 'clean', against='eval.jsonl', workers=2).dropped.documents)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_quality_drops_what_breaks_a_rule_and_tells_which(tmp_path, capsys):
+    texts = ["function() { return 1; }", "the ends of lines are told by marks."]
+    (tmp_path / "raw.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    corpus, out = str(tmp_path / "corpus"), str(tmp_path / "good")
+    assert main(["normalize", str(tmp_path / "raw.jsonl"), "--out", corpus, "--workers", "1"]) == 0
+    capsys.readouterr()
+    assert main(["quality", corpus, "--out", out, "--rules", "c4", "fineweb", "--workers", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["kept"]["documents"], told["dropped"]["documents"]) == (1, 1)
+    assert told["broken"]["curly brackets"] == 1
+    assert "short lines" in told["broken"]
+    assert "words" not in told["broken"]
+    assert main(["quality", corpus, "--out", out, "--workers", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == out
+
+
+@pytest.mark.parametrize("command", ["run", "explain"])
+def test_where_a_dataset_runs_is_said_by_flags(script, capsys, command):
+    assert main([command, str(script), "--backend", "inline", "--memory", "1GiB", "--workers", "1"]) == 0
+    capsys.readouterr()
+    for flags, told in (
+        (["--memory", "lots"], "memory='lots'"),
+        (["--workers", "0"], "workers=0"),
+        (["--ray-address", "auto"], "ray_address='auto'"),
+    ):
+        assert main([command, str(script), *flags]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"zephyr: {told}")
+        assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["doctor", "normalize"])
+def test_help_lists_every_format(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"{{None,{','.join(FORMATS)}}}" in capsys.readouterr().out
+
+
+COMMANDS = ("run", "explain", "doctor", "normalize", "dedup", "quality", "decontaminate", "train-tokenizer")
+COMMANDS += ("tokenize", "inspect")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,7 +10,9 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marin_zephyr import Dataset, Session
 from marin_zephyr.doctor import examine, is_sound, tell
+from marin_zephyr.errors import TruncatedFileError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.kinds import conflicts, find_kinds
 from marin_zephyr.oddities import find_oddities
@@ -172,3 +174,35 @@ def test_oddities_are_counted_and_placed_as_by_a_plain_scan(tmp_path_factory, li
         (oddity,) = [o for reason, o in found.items() if what in reason]
         assert (oddity.line, f" {count} " in f"{oddity.reason} ") == (line, True)
     assert len(found) == len(expected) + has_mark
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst", "xz", "bz2"])
+def test_no_byte_at_all_is_no_compressed_file_to_doctor_and_reader_alike(tmp_path, suffix):
+    (tmp_path / "a.jsonl").write_bytes(ROW)
+    (tmp_path / f"b.jsonl.{suffix}").write_bytes(b"")
+    _, empty = examine(tmp_path)
+    assert [(offset, f"{suffix} file is truncated" in reason) for _, offset, reason in placed(empty.findings)] == [
+        (0, True)
+    ]
+    with Session(backend="inline") as session:
+        with pytest.raises(TruncatedFileError, match=f"{suffix} file is truncated"):
+            session.count(Dataset.from_files(tmp_path))
+        assert session.count(Dataset.from_files(tmp_path, on_error="skip")) == 1
+
+
+def test_files_that_are_all_empty_are_a_diagnosis(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"")
+    (tmp_path / "b.csv").write_bytes(b"")
+    diagnoses = examine(tmp_path)
+    assert is_sound(diagnoses)
+    assert [[n.reason for n in d.notes] for d in diagnoses] == [["no records: the file has 0 bytes"]] * 2
+
+
+def test_a_file_of_no_known_format_is_a_finding_and_the_rest_is_examined(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(ROW)
+    (tmp_path / "b.exe").write_bytes(b"MZ")
+    (tmp_path / "c.jsonl").write_bytes(b"bad\n")
+    first, unknown, last = examine(tmp_path)
+    assert (first.num_findings, unknown.num_findings, last.num_findings) == (0, 1, 1)
+    assert "no known format" in unknown.findings[0].reason
+    assert tell([first, unknown, last]).splitlines()[-1] == "3 files, 2 of them damaged: 2 faults"

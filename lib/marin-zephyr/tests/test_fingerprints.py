@@ -1,5 +1,9 @@
 """What makes a stage run again, and what must not."""
 
+import collections
+import enum
+import functools
+import operator
 import re
 import subprocess
 import sys
@@ -11,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr import col
-from marin_zephyr.fingerprints import fingerprint, label
+from marin_zephyr.fingerprints import fingerprint
+from marin_zephyr.labels import label
 
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()),
@@ -79,6 +84,175 @@ def test_closures_partials_and_methods_count():
     assert fingerprint(adder(1)) == fingerprint(adder(1)) != fingerprint(adder(2))
     assert fingerprint(partial(pow, 2)) == fingerprint(partial(pow, 2)) != fingerprint(partial(pow, 3))
     assert fingerprint(Scale(2)) == fingerprint(Scale(2)) != fingerprint(Scale(3))
+
+
+def cached(k):
+    return functools.cache(lambda x: x + k)
+
+
+def cached_within(k):
+    inner = functools.lru_cache(maxsize=3)(lambda x: x + k)
+    return lambda x: inner(x)
+
+
+def cached_method(k):
+    class A:
+        @functools.cache  # noqa: B019
+        def go(self, x):
+            return x + k
+
+    return A().go
+
+
+def wrapped(k):
+    def decorated(fn):
+        @functools.wraps(fn)
+        def inner(x):
+            return fn(x)
+
+        return inner
+
+    return decorated(lambda x: x + k)
+
+
+def wrapping(k):
+    @functools.wraps(abs)
+    def inner(x):
+        return abs(x) + k
+
+    return inner
+
+
+def dispatching(k):
+    return functools.singledispatch(lambda x: x + k)
+
+
+def dispatched(k):
+    f = functools.singledispatch(lambda x: x)
+    f.register(int, lambda x: x + k)
+    return f
+
+
+def dispatched_method(k):
+    class A:
+        @functools.singledispatchmethod
+        def go(self, x):
+            return x
+
+        go.register(int, lambda self, x: x + k)
+
+    return A().go
+
+
+def bound(k):
+    class A:
+        def __init__(self):
+            self.k = k
+
+        def go(self, x):
+            return x + self.k
+
+    return A().go
+
+
+def inherited(k):
+    class A:
+        def go(self, x):
+            return x + k
+
+    return type("B", (A,), {})().go
+
+
+def of_a_class(k):
+    class A:
+        @classmethod
+        def go(cls, x):
+            return x + k
+
+    return A.go
+
+
+def by_a_property(k):
+    class A:
+        @property
+        def k(self):
+            return k
+
+        def __call__(self, x):
+            return x + self.k
+
+    return A()
+
+
+def in_slots(k):
+    class A:
+        __slots__ = ("__k",)
+
+        def __init__(self):
+            self.__k = k
+
+        def __call__(self, x):
+            return x + self.__k
+
+    return A()
+
+
+def by_a_metaclass(k):
+    class Meta(type):
+        def __call__(cls, x):
+            return x + k
+
+    return Meta("A", (), {})
+
+
+def in_a_named_tuple(k):
+    pair = collections.namedtuple("Pair", "k")(k)
+    return lambda x: x + pair.k
+
+
+def in_an_enum(k):
+    numbers = enum.Enum("Numbers", {"K": k})
+    return lambda x: x + numbers.K.value
+
+
+def in_a_kind_of_dict(k):
+    table = type("Table", (dict,), {})(k=k)
+    return lambda x: x + table["k"]
+
+
+def partial_method(k):
+    class A:
+        def go(self, k, x):
+            return x + k
+
+        run = functools.partialmethod(go, k)
+
+    return A().run
+
+
+BEHIND = [
+    *(cached, cached_within, cached_method, wrapped, wrapping, dispatching, dispatched, dispatched_method, bound),
+    *(inherited, of_a_class, by_a_property, in_slots, by_a_metaclass, in_a_named_tuple, in_an_enum),
+    *(in_a_kind_of_dict, partial_method, operator.itemgetter, lambda k: operator.methodcaller("get", k)),
+    *(lambda k: partial(partial(pow, k), 3), lambda k: functools.cmp_to_key(lambda a, b: k)),
+]
+
+
+@pytest.mark.parametrize("made", BEHIND)
+def test_what_lies_behind_a_callable_counts(made):
+    assert fingerprint(made(1)) == fingerprint(made(1)) != fingerprint(made(2))
+
+
+def test_the_code_behind_a_cache_counts():
+    source = "import functools\n@functools.cache\ndef f(x):\n    return x + {k}"
+    assert fingerprint(function(source.format(k=1))) != fingerprint(function(source.format(k=2)))
+
+
+def test_what_has_been_cached_does_not_count():
+    f = cached(1)
+    before = fingerprint(f)
+    f(1)
+    assert fingerprint(f) == before
 
 
 def test_recursion_ends():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from marin_zephyr import Dataset, Session
 from marin_zephyr.errors import UserCodeError
-from marin_zephyr.progress import BarProgress, LogProgress
+from marin_zephyr.progress import BarProgress, LogProgress, Work
 from marin_zephyr.quantities import cut, shown_bytes, shown_duration
 
 
@@ -27,7 +27,7 @@ def lines(caplog):
 
 def test_a_line_at_the_end_has_steps_items_and_speed(lines):
     progress = LogProgress()
-    progress.start("tokenize", steps="documents", items="tokens", total=2000, done=1500)
+    progress.start(Work(name="tokenize", steps="documents", items="tokens", total=2000, done=1500))
     for _ in range(500):
         progress.advance(items=3)
     progress.finish()
@@ -38,7 +38,7 @@ def test_a_line_at_the_end_has_steps_items_and_speed(lines):
 
 def test_without_a_total_only_what_is_done_is_told(lines):
     progress = LogProgress()
-    progress.start("tokenize", steps="documents", items="tokens", total=None)
+    progress.start(Work(name="tokenize", steps="documents", items="tokens", total=None))
     progress.finish()
     assert lines() == ["tokenize: 0 documents, 0 tokens"]
 
@@ -71,7 +71,7 @@ def clock(monkeypatch):
 
 def test_what_is_left_is_told_by_bytes_and_only_of_this_runs_speed(lines, clock):
     progress = LogProgress()
-    progress.start("clean", steps="shards", items="rows", total=4, done=1, num_bytes=2000, done_bytes=1000)
+    progress.start(Work(name="clean", steps="shards", items="rows", total=4, done=1, num_bytes=2000, done_bytes=1000))
     clock[0] += 10
     progress.advance(items=500, num_bytes=900)  # one shard of three, and nine tenths of the bytes
     assert lines() == ["clean: 2/4 shards, 500 rows, 50 rows/s, 90 B/s, 0:01 left"]
@@ -79,7 +79,7 @@ def test_what_is_left_is_told_by_bytes_and_only_of_this_runs_speed(lines, clock)
 
 def test_without_bytes_what_is_left_is_told_by_steps(lines, clock):
     progress = LogProgress()
-    progress.start("clean", steps="shards", items="rows", total=4)
+    progress.start(Work(name="clean", steps="shards", items="rows", total=4))
     clock[0] += 10
     progress.advance(items=500)
     assert lines()[0].endswith("50 rows/s, 0:30 left")
@@ -87,7 +87,7 @@ def test_without_bytes_what_is_left_is_told_by_steps(lines, clock):
 
 def test_refused_and_retried_are_told(lines, clock):
     progress = LogProgress()
-    progress.start("clean", steps="shards", items="rows", total=2)
+    progress.start(Work(name="clean", steps="shards", items="rows", total=2))
     clock[0] += 1
     progress.advance(items=5, rejected=2, retried=1)
     progress.finish()
@@ -102,7 +102,7 @@ def test_a_bar_fits_its_line_and_tells_what_matters_most_first(width, clock):
     out = io.StringIO()
     progress._bar.live.console = Console(file=out, force_terminal=True, width=width, color_system=None)
     name = "a-rather-long-name-of-a-script 2/3 distinct-pick"
-    progress.start(name, steps="shards", items="rows", total=9, num_bytes=9 * 10**9)
+    progress.start(Work(name=name, steps="shards", items="rows", total=9, num_bytes=9 * 10**9))
     clock[0] += 5
     progress.advance(items=123_456, rejected=77, num_bytes=10**9, retried=1)
     progress.finish()

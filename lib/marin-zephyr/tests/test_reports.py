@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_zephyr import Dataset, Session, agg
-from marin_zephyr.counters import add_refused, count, merge_refused
+from marin_zephyr.counters import count
 from marin_zephyr.errors import RejectRow, TooManyBadRecordsError, UsageError
 from marin_zephyr.outputs import Counted
 from marin_zephyr.planning import plan
 from marin_zephyr.records import TaskRecord
+from marin_zephyr.refusals import add_refused, merge_refused
 from marin_zephyr.reports import RunReport, StageReport, summarize
 
 
@@ -166,7 +167,7 @@ def test_refusals_merge_to_the_sums_with_the_first_example(tasks):
     for number, task in enumerate(tasks):
         of_task = {}
         for i, (kind, n) in enumerate(task):
-            add_refused(of_task, kind, n, f"{number}.{i}")
+            add_refused(of_task, kind, num_records=n, example=f"{number}.{i}")
         merge_refused(totals, of_task)
     flat = [(kind, n, f"{number}.{i}") for number, task in enumerate(tasks) for i, (kind, n) in enumerate(task)]
     expected = {
@@ -179,7 +180,7 @@ def test_refusals_merge_to_the_sums_with_the_first_example(tasks):
 def test_kinds_of_refusals_do_not_grow_without_bound():
     totals = {}
     for i in range(1000):
-        add_refused(totals, f"kind {i}", 1, "x" * 1000)
+        add_refused(totals, f"kind {i}", num_records=1, example="x" * 1000)
     assert len(totals) == 51
     assert totals["other reasons"]["count"] == 950
     assert len(totals["kind 0"]["example"]) == 300

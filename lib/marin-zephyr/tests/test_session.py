@@ -372,4 +372,4 @@ def test_explain_names_stages_and_operations(session, corpus, tmp_path):
         "1-distinct-pick",
         "2-write",
     ]
-    assert "filter(" in text
+    assert "rows where" in text

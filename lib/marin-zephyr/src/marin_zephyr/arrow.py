@@ -9,11 +9,11 @@ import polars as pl
 import pyarrow as pa
 
 from marin_zephyr.errors import SchemaError, UsageError
-from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, to_frame
+from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, named, to_frame
 
 
 def streams(data: Any, num_shards: int) -> tuple[bytes, ...]:
-    """One IPC stream a shard, of batches of at most 65,536 rows and about 64 MiB.
+    """One IPC stream a shard, of batches of at most 65,536 rows and about 8 MiB.
 
     Args:
         data: see `marin_zephyr.Dataset.from_arrow`.
@@ -25,7 +25,7 @@ def streams(data: Any, num_shards: int) -> tuple[bytes, ...]:
     """
     table = _table(data)
     try:
-        to_frame(table.slice(0, 0))
+        named(to_frame(table.slice(0, 0)))
     except (pl.exceptions.PolarsError, NotImplementedError) as e:
         raise SchemaError(f"from_arrow: a column cannot be used ({e}); cast or rename it before this point") from e
     bounds = [table.num_rows * i // num_shards for i in range(num_shards + 1)]
@@ -33,6 +33,8 @@ def streams(data: Any, num_shards: int) -> tuple[bytes, ...]:
 
 
 def _table(data: Any) -> pa.Table:
+    if isinstance(data, pa.Table):  # through the interface a name would end at its first NUL
+        return data
     try:
         if hasattr(data, "__arrow_c_stream__"):
             return pa.table(data)

@@ -5,6 +5,7 @@
     zephyr doctor FILE...                finds damage and says where
     zephyr normalize INPUT... --out DIR
     zephyr dedup DIR --out DIR [--fuzzy]
+    zephyr quality DIR --out DIR [--rules gopher fineweb]
     zephyr decontaminate DIR --against EVAL... --out DIR
     zephyr train-tokenizer INPUT... --vocab-size N --out FILE
     zephyr tokenize INPUT... --tokenizer T --out DIR
@@ -45,6 +46,29 @@ _PACKAGE = os.path.dirname(__file__)  # noqa: PTH120  compared with the file nam
 Positionals = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
 Script = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py[:NAME]")]
 Directory = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+Format = Literal["jsonl", "json", "parquet", "arrow", "warc", "csv", "text"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where a dataset runs.
+
+    Args:
+        backend: worker processes, this process, or the nodes of a Ray cluster (extra `ray`).
+        workers: tasks at a time; by default one a CPU.
+        memory: what all processes together may hold, such as 4GiB; by default most of what is free.
+        ray_address: for ray: the cluster, as ray.init takes it.
+        work_dir: where intermediate stages are kept for later runs.
+    """
+
+    backend: Literal["process", "inline", "ray"] = "process"
+    workers: int | None = None
+    memory: str | None = None
+    ray_address: str | None = None
+    work_dir: str | None = None
+
+
+Placed = Annotated[Where, tyro.conf.arg(name="")]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -55,6 +79,7 @@ def main(argv: list[str] | None = None) -> int:
         "doctor": doctor,
         "normalize": normalize,
         "dedup": dedup,
+        "quality": quality,
         "decontaminate": decontaminate,
         "train-tokenizer": train_tokenizer,
         "tokenize": tokenize,
@@ -84,28 +109,18 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def run(
-    script: Script,
-    /,
-    *,
-    backend: Literal["process", "inline"] = "process",
-    workers: int | None = None,
-    work_dir: str | None = None,
-    json: bool = False,
-) -> int:
+def run(script: Script, /, *, where: Placed = Where(), json: bool = False) -> int:
     """Runs a dataset that ends in a write, and leaves a report of it beside the parts, in `_report.json`.
 
-    Example: zephyr run clean.py:dataset --workers 2
+    Example: zephyr run clean.py:dataset --workers 2 --memory 4GiB
 
     Args:
         script: a Python file and a name in it (by default `dataset`): a Dataset, or a function that returns one.
-        backend: worker processes, or this process.
-        workers: worker processes; by default one a CPU.
-        work_dir: where intermediate stages are kept for later runs.
+        where: where it runs.
         json: print the report as JSON.
     """
     dataset, name = load(script)
-    with Session(backend=backend, workers=workers, work_dir=work_dir, progress=_progress()) as session:
+    with _session(where) as session:
         report = session.run(dataset, name=name)
     if report.files:
         out = report.files[0].parent
@@ -118,19 +133,19 @@ def run(
     return 0
 
 
-def explain(script: Script, /, *, work_dir: str | None = None, json: bool = False) -> int:
+def explain(script: Script, /, *, where: Placed = Where(), json: bool = False) -> int:
     """Shows the fused plan of a dataset: what is read, done, exchanged and written, what is done already, and why the
-    rest would run. Runs nothing.
+    rest would run. Runs nothing: of where it would run, only the work directory matters.
 
     Example: zephyr explain clean.py
 
     Args:
         script: a Python file and a name in it (by default `dataset`).
-        work_dir: where earlier runs kept intermediate stages.
+        where: where it would run.
         json: print the plan as JSON.
     """
     dataset, _ = load(script)
-    with Session(backend="inline", work_dir=work_dir) as session:
+    with _session(where) as session:
         explanation = session.explanation(dataset)
     if json:
         _print_json(explanation.to_json())
@@ -139,14 +154,14 @@ def explain(script: Script, /, *, work_dir: str | None = None, json: bool = Fals
     return 0
 
 
-def doctor(files: Positionals, /, *, format: str | None = None, json: bool = False) -> int:
+def doctor(files: Positionals, /, *, format: Format | None = None, json: bool = False) -> int:
     """Reads files to the end; says what is damaged and where. Exit code 1 if anything is.
 
     Example: zephyr doctor raw/*.jsonl.zst
 
     Args:
         files: files, directories or globs.
-        format: jsonl, json, parquet, csv or text; by default told from the names.
+        format: what the files are; by default told from their names.
         json: print the diagnoses as JSON.
     """
     from marin_zephyr.doctor import examine, is_sound, tell
@@ -166,7 +181,7 @@ def normalize(
     out: str,
     documents: Literal["row", "file"] = "row",
     text_field: str = "text",
-    format: str | None = None,
+    format: Format | None = None,
     workers: int = 2,
     json: bool = False,
 ) -> int:
@@ -179,7 +194,7 @@ def normalize(
         out: the corpus directory to write.
         documents: one document a row, or one a file.
         text_field: the column that holds the text.
-        format: jsonl, json, parquet, csv or text; by default told from the names.
+        format: what the files are; by default told from their names.
         workers: worker processes.
         json: print the report as JSON.
     """
@@ -218,6 +233,36 @@ def dedup(
         report: Any = fuzzy_dedup(corpus, out, threshold=threshold, workers=workers, progress=_progress())
     else:
         report = exact_dedup(corpus, out, workers=workers, progress=_progress())
+    return _finish(report, out, json=json)
+
+
+def quality(
+    corpus: Directory,
+    /,
+    *,
+    out: str,
+    rules: tuple[Literal["gopher", "c4", "fineweb"], ...] = ("gopher",),
+    workers: int = 2,
+    work_dir: str | None = None,
+    json: bool = False,
+) -> int:
+    """Drops documents that break a rule of quality; `_rejected/` in the output tells which rules, and by how much.
+
+    Example: zephyr quality corpus/ --out good/ --rules gopher fineweb
+
+    Args:
+        corpus: a corpus directory, as `normalize` writes it.
+        out: the corpus directory to write.
+        rules: published sets of rules, of which a document must break none.
+        workers: worker processes.
+        work_dir: where judgements are kept for later runs.
+        json: print the report as JSON.
+    """
+    from marin_zephyr.text import quality, quality_filter
+
+    sets = {"gopher": quality.GOPHER, "c4": quality.C4, "fineweb": quality.FINEWEB}
+    chosen = [rule for name in dict.fromkeys(rules) for rule in sets[name]]
+    report = quality_filter(corpus, out, rules=chosen, workers=workers, work_dir=work_dir, progress=_progress())
     return _finish(report, out, json=json)
 
 
@@ -340,6 +385,17 @@ def inspect(store: Directory, /, *, verify: bool = False, token: int | None = No
         facts["damage"] = [str(d) for d in opened.verify()]
     _finish(facts, store, json=json)
     return 1 if facts.get("damage") else 0
+
+
+def _session(where: Where) -> Session:
+    return Session(
+        backend=where.backend,
+        workers=where.workers,
+        memory=where.memory,
+        work_dir=where.work_dir,
+        ray_address=where.ray_address,
+        progress=_progress(),
+    )
 
 
 def _progress() -> Progress:

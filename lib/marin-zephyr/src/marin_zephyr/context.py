@@ -11,6 +11,7 @@ import polars as pl
 
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import SchemaError
+from marin_zephyr.evaluation import with_nulls
 from marin_zephyr.formats.rejects import Desk
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ type Frames = Iterator[pl.DataFrame]
 MEMORY = 1 << 30
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TaskContext:
     """The surroundings of one task.
 
@@ -34,7 +35,8 @@ class TaskContext:
         counts: each operation's name and counts; made when the chain is built, not when it first runs.
         frequent: of the keys that the task sends through an exchange: digest, example and least count of frequent ones.
         clashes: column of a small right side of a join -> whether the left has it, too.
-        absent: column that an expression names -> whether every batch so far lacked it.
+        absent: place in the chain -> column that is named there -> whether every batch so far lacked it. By place, since
+            what lacks a column at one has it, as nulls, at the next.
     """
 
     desk: Desk
@@ -45,7 +47,7 @@ class TaskContext:
     counts: list[tuple[str, RowCounts]] = field(default_factory=list)
     frequent: list[tuple[str, str, int]] = field(default_factory=list)
     clashes: dict[str, bool] = field(default_factory=dict)
-    absent: dict[str, bool] = field(default_factory=dict)
+    absent: dict[str, dict[str, bool]] = field(default_factory=dict)
 
     def counter(self, name: str) -> RowCounts:
         """Fresh counts for the next operation of the chain."""
@@ -56,12 +58,12 @@ class TaskContext:
         """Notes whether the left side of a join has a column of the right, which all its batches must agree on."""
         check_clash(column, {is_there, self.clashes.setdefault(column, is_there)})
 
-    def require(self, frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
+    def require(self, frame: pl.DataFrame, names: Sequence[str], place: str) -> pl.DataFrame:
         """``frame`` with null columns for the names that it lacks, and a note of those that no batch has had."""
-        lacking = [name for name in names if name not in frame.columns]
+        absent = self.absent.setdefault(place, {})
         for name in names:
-            self.absent[name] = self.absent.get(name, True) and name in lacking
-        return frame.with_columns(pl.lit(None).alias(name) for name in lacking) if lacking else frame
+            absent[name] = absent.get(name, True) and name not in frame.columns
+        return with_nulls(frame, names)
 
 
 def check_clash(column: str, found: set[bool]) -> None:

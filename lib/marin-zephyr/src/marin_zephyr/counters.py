@@ -9,8 +9,7 @@ Two identities hold for every operation, and are checked before a stage is commi
 a reason; `consumed` went into an operation that made other rows of them, which are `produced`. A reader passes the
 records it takes and rejects those it does not.
 
-A function of the caller may count anything by `count("name")`; the sums are in the report. What is refused is also
-counted by the kind of reason, with one example of each.
+A function of the caller may count anything by `count("name")`; the sums are in the report.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ from __future__ import annotations
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from marin_zephyr.errors import AccountingError, TooManyBadRecordsError
-
-if TYPE_CHECKING:
-    from marin_zephyr.specs import Stage
+from marin_zephyr.errors import AccountingError
 
 
 @dataclass
@@ -76,6 +72,17 @@ def check_chain(operations: list[tuple[str, RowCounts]]) -> None:
             raise AccountingError(f"{before} gave {given.rows_out:,} rows, {after} took {taken.rows_in:,}")
 
 
+def check_written(operations: list[tuple[str, RowCounts]], num_rows: int) -> None:
+    """Checks that as many rows were written as the last operation gave.
+
+    Raises:
+        AccountingError: rows went missing or came from nowhere.
+    """
+    name, counts = operations[-1]
+    if counts.rows_out != num_rows:
+        raise AccountingError(f"{name} gave {counts.rows_out:,} rows, {num_rows:,} were written")
+
+
 _current: ContextVar[dict[str, int] | None] = ContextVar("marin_zephyr_counters", default=None)
 
 
@@ -102,52 +109,3 @@ def merge(totals: dict[str, int], more: dict[str, int]) -> None:
     """Adds ``more`` to ``totals`` in place."""
     for name, n in more.items():
         totals[name] = totals.get(name, 0) + n
-
-
-type Refused = dict[str, dict[str, Any]]
-"""Kind of a reason -> ``count`` of the records refused for it, and the first of them as ``example``."""
-
-_MAX_KINDS = 50
-_MAX_EXAMPLE = 300
-_SHOWN_KINDS = 5
-
-
-def add_refused(totals: Refused, kind: str, num_records: int, example: str) -> None:
-    """Counts refused records by kind, in place; kinds beyond the fiftieth are counted together."""
-    if kind not in totals and len(totals) >= _MAX_KINDS:
-        kind = "other reasons"
-    entry = totals.setdefault(kind, {"count": 0, "example": example[:_MAX_EXAMPLE]})
-    entry["count"] += num_records
-
-
-def check_limit(stage: Stage, refused: Refused, rows_in: int | None) -> None:
-    """Checks a stage's ``max_bad``, a number of records or, if below 1, a share of the rows that the stage reads.
-
-    Args:
-        stage: the stage.
-        refused: what was refused, so far or in all.
-        rows_in: rows that the whole stage reads; None while that is not known, when only a number is checked.
-
-    Raises:
-        TooManyBadRecordsError: more records were refused.
-    """
-    count = sum(entry["count"] for entry in refused.values())
-    limit = stage.max_bad
-    if limit is None or (isinstance(limit, float) and rows_in is None):
-        return
-    if count <= (limit * rows_in if isinstance(limit, float) and rows_in is not None else limit):
-        return
-    of = "" if rows_in is None else f" of {rows_in:,}"
-    kinds = sorted(refused.items(), key=lambda entry: -entry[1]["count"])
-    told = "".join(f"\n  {entry['count']:,} x {kind}, as in {entry['example']}" for kind, entry in kinds[:_SHOWN_KINDS])
-    more = f"\n  and {len(kinds) - _SHOWN_KINDS} kinds more" if len(kinds) > _SHOWN_KINDS else ""
-    raise TooManyBadRecordsError(
-        f"{stage.spec.name}: {count:,}{of} records were refused, more than max_bad={limit} allows; nothing was "
-        f"written. Repair the input, or allow more:{told}{more}"
-    )
-
-
-def merge_refused(totals: Refused, more: Refused) -> None:
-    """Adds ``more`` to ``totals`` in place; the earlier example stays."""
-    for kind, entry in more.items():
-        add_refused(totals, kind, entry["count"], entry["example"])

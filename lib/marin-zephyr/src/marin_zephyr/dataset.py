@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from marin_zephyr.errors import UsageError
+from marin_zephyr.names import check_name
 from marin_zephyr.nodes import (
     FORMATS,
     Apply,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 
     from marin_zephyr.columns import Aggregate
 
+_ON_ERROR = ("raise", "skip", "quarantine")
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -85,8 +88,9 @@ class Dataset:
         Args:
             inputs: a glob, a directory (all files below it, hidden ones and those named ``_*`` excepted), or a list of
                 either. Any fsspec URL.
-            format: ``jsonl``, ``json``, ``parquet``, ``csv`` or ``text``; by default told from each file's name
-                (``.jsonl.zst``: a zstandard file of JSON lines). Anything else, such as ``.py``, wants ``text`` said.
+            format: ``jsonl``, ``json``, ``parquet``, ``arrow``, ``warc``, ``csv`` or ``text``; by default told from the
+                name of each file (``.jsonl.zst``: a zstandard file of JSON lines). Any other file, such as ``.py``,
+                wants ``text`` said.
             on_error: what becomes of a record that cannot be read: ``raise`` names file, line and byte offset;
                 ``skip`` counts it; ``quarantine`` keeps it under the sink's ``rejects/`` with the reason.
             max_bad: how many records of one stage may be refused before the run fails: a number of them (100), which is
@@ -102,7 +106,7 @@ class Dataset:
         Returns:
             A dataset. The files are listed when it runs, not now.
         """
-        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        _check("on_error", on_error, _ON_ERROR)
         _check("unit", unit, ("line", "file"))
         max_bad = _limit(max_bad, on_error)
         if format is not None:
@@ -143,13 +147,13 @@ class Dataset:
         """Rows given by value.
 
         Args:
-            rows: dicts with string keys.
+            rows: dicts with string keys; see `marin_zephyr.values` for what their values may be.
             num_shards: how many contiguous shards of work to cut them into.
             on_error: what becomes of a row that an operation refuses.
         """
         if num_shards < 1:
             raise UsageError(f"from_rows: num_shards={num_shards} must be at least 1")
-        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        _check("on_error", on_error, _ON_ERROR)
         given = tuple(rows)
         for row in given:
             if not isinstance(row, Mapping):
@@ -170,7 +174,7 @@ class Dataset:
         """
         if num_shards < 1:
             raise UsageError(f"from_arrow: num_shards={num_shards} must be at least 1")
-        _check("on_error", on_error, ("raise", "skip", "quarantine"))
+        _check("on_error", on_error, _ON_ERROR)
         from marin_zephyr.arrow import streams
 
         return cls(ArrowSource(streams=streams(data, num_shards), on_error=on_error))
@@ -230,8 +234,14 @@ class Dataset:
         return self._apply(FlatMap(_function("flat_map", fn)))
 
     def filter(self, predicate: Callable[[Row], Any] | pl.Expr) -> Dataset:
-        """Keeps the rows for which the function or the expression is true. A null is not true, whatever the format."""
+        """Keeps the rows for which the function or the expression is true. A null is not true, whatever the format.
+
+        Raises:
+            UsageError: the expression looks at other rows than its own (see `marin_zephyr.reach`); so do `reject`,
+                `select` and `with_columns`.
+        """
         if _is_expr(predicate):
+            _rowwise("filter", predicate)
             return self._apply(FilterExpr(predicate))  # pyrefly: ignore
         return self._apply(FilterRows(_function("filter", predicate)))
 
@@ -239,6 +249,7 @@ class Dataset:
         """Refuses the rows for which ``where`` is true: they go where ``on_error`` sends bad records."""
         if not _is_expr(where):
             raise UsageError(f"reject: where={where!r} must be an expression such as col('text').is_null()")
+        _rowwise("reject", where)
         return self._apply(RejectWhere(where, reason))
 
     def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> Dataset:
@@ -262,7 +273,7 @@ class Dataset:
             fn: takes and returns a ``polars.DataFrame`` or a ``pyarrow.Table``, as ``batch_format`` says.
             batch_format: ``polars`` or ``arrow``.
             batch_rows: exactly this many rows a batch (the last of a shard excepted). By default batches come as the
-                reader cuts them, at most 65,536 rows and 64 MiB: a function of the inputs alone.
+                reader cuts them, at most 65,536 rows and 8 MiB: a function of the inputs alone.
         """
         _check("batch_format", batch_format, ("polars", "arrow"))
         if batch_rows is not None and batch_rows < 1:
@@ -291,7 +302,7 @@ class Dataset:
 
     def explode(self, column: str) -> Dataset:
         """One row for each member of the list in ``column``. A null or an empty list gives one row with a null."""
-        return self._apply(Explode(column))
+        return self._apply(Explode(*_names((column,))))
 
     def sample(self, fraction: float, *, seed: int) -> Dataset:
         """Keeps each row with probability ``fraction``, independently of all others.
@@ -319,7 +330,11 @@ class Dataset:
         return Dataset(Repartition(upstream=self._rows("repartition"), num_shards=n))
 
     def union(self, *others: Dataset) -> Dataset:
-        """The rows of this dataset, then those of the others in the order given. Nothing is left out or sorted."""
+        """The rows of this dataset, then those of the others in the order given. Nothing is left out or sorted.
+
+        All must have the same ``on_error``, and the same ``max_bad`` if they set one: what is done after the union
+        belongs to none of them.
+        """
         if not others:
             raise UsageError("union: name at least one other dataset")
         return Dataset(Union(tuple(dataset._rows("union") for dataset in (self, *others))))
@@ -333,7 +348,7 @@ class Dataset:
             keep: the ``first`` or the ``last`` row of a key in input order.
         """
         _check("keep", keep, ("first", "last"))
-        names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
+        names = None if on is None else _names(on)
         if names == ():
             raise UsageError("distinct: on is empty; name the key columns, or leave it out for the whole row")
         return Dataset(Distinct(upstream=self._rows("distinct"), on=names, keep=keep))
@@ -356,7 +371,8 @@ class Dataset:
         keys. Rows come in the canonical order of keys within a part, then in the order of this dataset, then in that of
         the other; rows with a null in their key come where that key stands, the other's first. But if the other's input
         is estimated at 32 MiB or less and ``how`` is neither ``right`` nor ``full``, it is given to every task, no row
-        of this dataset moves, and rows come in the order of this dataset, then in that of the other.
+        of this dataset moves, and rows come in the order of this dataset, then in that of the other. Each side's
+        records are refused by its own ``on_error`` and ``max_bad``; what is done after the join goes by this dataset's.
 
         Args:
             right: the other dataset.
@@ -368,6 +384,7 @@ class Dataset:
                 none).
             suffix: is added to the name of a column of the other that this one has, too.
         """
+        check_name(suffix)
         _check("how", how, ("inner", "left", "right", "full", "semi", "anti"))
         if not isinstance(right, Dataset):
             raise UsageError(f"join: right={right!r} must be a Dataset")
@@ -398,7 +415,7 @@ class Dataset:
         _names(keys)
         if len(set(keys)) < len(keys):
             raise UsageError(f"group_by: {keys} names a column twice")
-        return Grouped(self._rows("group_by"), keys)
+        return Grouped(self._rows("group_by"), _names(keys))
 
     def sort(
         self, by: str | Sequence[str], *, descending: bool | Sequence[bool] = False, nulls_last: bool = False
@@ -414,13 +431,10 @@ class Dataset:
         Returns:
             A dataset whose columns have one type each.
         """
-        names = (by,) if isinstance(by, str) else tuple(by)
+        names = _names(by)
         if not names:
             raise UsageError("sort: by is empty; name at least one column")
-        flags = (descending,) * len(names) if isinstance(descending, bool) else tuple(descending)
-        if len(flags) != len(names):
-            raise UsageError(f"sort: descending has {len(flags)} entries for {len(names)} columns; give one for each")
-        upstream = self._rows("sort")
+        upstream, flags = self._rows("sort"), _flags("sort", descending, names)
         return Dataset(Sort(upstream=upstream, by=names, descending=flags, nulls_last=nulls_last))
 
     def write_parquet(self, path: str | Path, *, compression: Literal["zstd", "snappy", "none"] = "zstd") -> Dataset:
@@ -479,6 +493,7 @@ class Grouped:
         clash = sorted(set(aggregates) & set(self.keys))
         if clash:
             raise UsageError(f"agg: {clash[0]!r} is already a key column; give the aggregate another name")
+        _names(tuple(aggregates))
         named = tuple(aggregate.named(name) for name, aggregate in aggregates.items())
         return Dataset(GroupBy(upstream=self.upstream, keys=self.keys, aggregates=named))
 
@@ -500,10 +515,7 @@ class Grouped:
             descending: greatest first; for all of ``order_by``, or one by one.
         """
         order = _names(order_by)
-        flags = (descending,) * len(order) if isinstance(descending, bool) else tuple(descending)
-        if len(flags) != len(order):
-            raise UsageError(f"reduce: descending={flags} must have one entry for each of order_by={order}")
-        function = _function("reduce", fn)
+        function, flags = _function("reduce", fn), _flags("reduce", descending, order)
         return Dataset(Reduce(upstream=self.upstream, keys=self.keys, fn=function, order_by=order, descending=flags))
 
 
@@ -517,7 +529,16 @@ def _names(columns: str | Sequence[str] | None) -> tuple[str, ...]:
     for name in names:
         if not isinstance(name, str):
             raise UsageError(f"{name!r} must be the name of a column")
+        check_name(name)
     return names
+
+
+def _flags(operation: str, descending: bool | Sequence[bool], names: Sequence[str]) -> tuple[bool, ...]:
+    flags = (descending,) * len(names) if isinstance(descending, bool) else tuple(descending)
+    if len(flags) != len(names):
+        given = f"descending has {len(flags)} entries for {len(names)} columns"
+        raise UsageError(f"{operation}: {given}; give one entry for each, or one for all")
+    return flags
 
 
 def _limit(max_bad: float | None, on_error: OnError) -> float | None:
@@ -554,4 +575,14 @@ def _expressions(operation: str, columns: Sequence[Any], named: Mapping[str, Any
         if not (isinstance(value, str) or _is_expr(value)):
             raise UsageError(f"{operation}: {value!r} is neither a column name nor an expression (lit({value!r})?)")
     exprs = [pl.col(c) if isinstance(c, str) else c for c in flat]
-    return (*exprs, *((pl.col(e) if isinstance(e, str) else e).alias(name) for name, e in named.items()))
+    exprs += [(pl.col(e) if isinstance(e, str) else e).alias(name) for name, e in named.items()]
+    _rowwise(operation, *exprs)
+    return tuple(exprs)
+
+
+def _rowwise(operation: str, *exprs: Any) -> None:
+    from marin_zephyr.reach import check_rowwise
+
+    check_rowwise(operation, exprs)
+    for name in (name for expr in exprs for name in expr.meta.root_names()):
+        check_name(name)

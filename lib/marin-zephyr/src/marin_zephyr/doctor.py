@@ -22,7 +22,7 @@ import pyarrow as pa
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import InputError, SchemaError, ZephyrError
 from marin_zephyr.formats import reader
-from marin_zephyr.formats.files import InputFile, encodable, list_files
+from marin_zephyr.formats.files import UNKNOWN, InputFile, encodable, list_files
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import unify
@@ -85,15 +85,15 @@ def examine(inputs: Inputs, *, format: str | None = None) -> list[Diagnosis]:
         format: as there.
 
     Returns:
-        One diagnosis a file, in order.
+        One diagnosis a file, in order. A file of no known format has that as its finding.
 
     Raises:
-        InputError: nothing matches, or a file is of no known format.
+        InputError: nothing matches.
     """
     source = Dataset.from_files(inputs, format=format, on_error="skip").node
     assert isinstance(source, FileSource)
     known: dict[str, _Known | None] = {}
-    return [_examine(file, known) for file in list_files(source)]
+    return [_examine(file, known) for file in list_files(source, lenient=True)]
 
 
 def is_sound(diagnoses: Sequence[Diagnosis]) -> bool:
@@ -110,6 +110,18 @@ class _Known:
 
 
 def _examine(file: InputFile, known: dict[str, _Known | None]) -> Diagnosis:
+    if file.format == UNKNOWN:
+        reason = "the name tells no known format, so a run refuses it; name the inputs without it, or pass format="
+        found = (Finding(line=None, offset=None, reason=reason),)
+        return Diagnosis(
+            file=encodable(file.url),
+            format=UNKNOWN,
+            compression=None,
+            rows=0,
+            columns={},
+            findings=found,
+            num_findings=1,
+        )
     desk, rows, schema, error = _read(file, ReadOptions())
     faults: list[Finding] = []
     if isinstance(error, SchemaError) and file.format == "jsonl":

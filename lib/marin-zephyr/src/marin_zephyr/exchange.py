@@ -25,7 +25,8 @@ from marin_zephyr.errors import CorruptBlockError
 from marin_zephyr.frames import to_frame
 
 _MAGIC = b"ZBLK0001"
-_FLUSH_BYTES = 64 << 20
+_FLUSH_BYTES = 16 << 20
+_BLOCK_BYTES = 4 << 20
 
 
 class BlockWriter:
@@ -44,6 +45,7 @@ class BlockWriter:
         self._index: list[list[list[int]]] = [[] for _ in range(num_partitions)]
         self._held: list[list[pl.DataFrame]] = [[] for _ in range(num_partitions)]
         self._bytes = 0
+        self._limit = min(_FLUSH_BYTES, _BLOCK_BYTES * num_partitions)
 
     def write(self, frame: pl.DataFrame, partition: int = 0) -> None:
         """Appends rows to a partition; the order within one is kept."""
@@ -52,7 +54,7 @@ class BlockWriter:
         self.rows += frame.height
         self._held[partition].append(frame)
         self._bytes += int(frame.estimated_size())
-        if self._bytes >= _FLUSH_BYTES:
+        if self._bytes >= self._limit:
             self._flush()
 
     def write_block(self, frame: pl.DataFrame, partition: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Plans and operations as text for people, and as JSON.
+"""Plans as text for people, and as JSON.
 
 A plan is explained as it would run now, so whoever asks sees before a long run what is pushed down into the readers,
 what is exchanged, what is done already, and why the rest is not. Nothing runs.
@@ -13,25 +13,10 @@ from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from marin_zephyr.fingerprints import label
 from marin_zephyr.inputs import FilesInput
 from marin_zephyr.keys import PARTITION_FUNCTION
-from marin_zephyr.nodes import (
-    Explode,
-    FilterExpr,
-    FilterRows,
-    FlatMap,
-    Map,
-    MapBatches,
-    MapShards,
-    RejectWhere,
-    Sample,
-    Select,
-    Window,
-)
 from marin_zephyr.outputs import Parts
 from marin_zephyr.quantities import shown_bytes
-from marin_zephyr.specs import KeyedOp
 
 if TYPE_CHECKING:
     from marin_zephyr.planning import Plan
@@ -39,29 +24,6 @@ if TYPE_CHECKING:
     from marin_zephyr.specs import Stage
 
 _WIDTH = 80
-
-
-def describe(op: Any) -> str:
-    """An operation for people: ``map(clean)``, ``filter([(col("n")) > (dyn int: 3)])``."""
-    if isinstance(op, KeyedOp):
-        return op.label
-    match op:
-        case Map() | FlatMap() | FilterRows() | MapBatches():
-            name = {Map: "map", FlatMap: "flat_map", FilterRows: "filter", MapBatches: "map_batches"}[type(op)]
-            return f"{name}({label(op.fn)})"
-        case FilterExpr():
-            return f"filter({op.expr})"
-        case RejectWhere():
-            return f"reject({op.reason})"
-        case Explode():
-            return f"explode({op.column})"
-        case Sample():
-            return f"sample({op.fraction:g}, seed={op.seed})"
-        case Window():
-            return f"window({op.size}, {label(op.fn)})"
-        case MapShards():
-            return f"map_shards({label(op.fn)})"
-    return f"{'select' if isinstance(op, Select) else 'with_columns'}({', '.join(map(str, op.exprs))})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +163,8 @@ def _read_line(reads: dict[str, Any]) -> str:
     size, estimate = shown_bytes(reads["bytes"]), shown_bytes(reads["estimated_bytes"])
     more = "" if reads["files"] == 1 else f" and {reads['files'] - 1:,} more"
     grown = "" if size == estimate else f" (about {estimate} uncompressed)"
-    bad = f", at most {reads['max_bad']} bad records" if reads["max_bad"] is not None else ""
+    most = reads["max_bad"]
+    bad = "" if most is None else f", at most {most:g} bad records" if most >= 1 else f", at most {most:.4g} of all bad"
     return f"{reads['first']}{more}: {', '.join(reads['formats'])}, {size}{grown}, on_error={reads['on_error']}{bad}"
 
 

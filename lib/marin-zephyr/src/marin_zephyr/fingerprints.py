@@ -1,9 +1,10 @@
 """Fingerprints: what a stage's result depends on, as sha256 over type-tagged canonical text.
 
-A function's fingerprint covers its bytecode and constants, its defaults and attributes, the values it closes over, and,
-recursively, the functions, classes and constants of the caller's own modules that it names. A module that it uses by
-attribute, or imports when called, counts by its source and those of all it imports (`sources`). Installed packages and
-the standard library count by name and version. Comments, layout, line numbers and file paths do not count.
+A function's fingerprint covers its bytecode and constants, its defaults, the values it closes over, what it wraps
+(``functools.cache``, ``wraps``) or dispatches to, and, recursively, the functions, classes and constants of the
+caller's own modules that it names. A module that it uses by attribute, or imports when called, counts by its source and
+those of all it imports (`sources`). An object counts by its class and its state, slots and contents included. Installed
+packages and the standard library count by name and version. Comments, layout, line numbers and file paths do not count.
 
 Invariant: equal fingerprints mean equal results; the reverse need not hold. A value that has no canonical form counts
 by its pickle, which at worst makes a stage run once more than it must.
@@ -16,6 +17,7 @@ import dataclasses
 import dis
 import enum
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import inspect
@@ -23,7 +25,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -32,6 +34,9 @@ from marin_zephyr.sources import digest_sources, find_source
 _INSTALLED = tuple(
     str(Path(p)) for key in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_paths().get(key))
 )
+_BEHIND = ("__wrapped__", "registry", "register")
+"""Attributes under which `functools` keeps the functions behind a function."""
+_BUILT_IN = (dict, list, tuple, set, frozenset, str, bytes, int, float)
 _METHODS = (types.MethodType, types.BuiltinFunctionType)
 _NAMING = frozenset(("__module__", "__qualname__", "__doc__", "__firstlineno__"))
 _PYTHON_IN_EXPR = b"PLPY"
@@ -48,17 +53,6 @@ def library_versions() -> dict[str, str]:
     """Versions of whatever can change bytes: Python and the packages that read, compute and write."""
     names = ("marin-zephyr", "polars", "pyarrow", "numpy", "xxhash", "zstandard")
     return {"python": ".".join(map(str, sys.version_info[:3])), **{name: _version(name) for name in names}}
-
-
-def label(fn: Any) -> str:
-    """A function's name for people: ``clean``, ``<lambda> at experiment.py:12``."""
-    if isinstance(fn, functools.partial):
-        return label(fn.func)
-    name = getattr(fn, "__qualname__", type(fn).__qualname__).rsplit("<locals>.", 1)[-1]
-    code = getattr(fn, "__code__", None)
-    if name == "<lambda>" and code is not None:
-        return f"<lambda> at {Path(code.co_filename).name}:{code.co_firstlineno}"
-    return name
 
 
 class _Walk:
@@ -106,6 +100,10 @@ class _Walk:
             return "method", self.digest(value.__func__), self.digest(value.__self__)
         if isinstance(value, functools.partial):
             return "partial", self.digest(value.func), self.digest(value.args), self.digest(value.keywords)
+        if isinstance(value, functools.singledispatchmethod):
+            return "dispatcher", self.digest(value.dispatcher)
+        if isinstance(value, functools._lru_cache_wrapper):  # not what it has cached so far
+            return "cached", self.digest(value.__wrapped__), self.digest(value.cache_parameters())
         if isinstance(value, enum.Enum):
             return "enum", self.digest(type(value)), value.name
         if isinstance(value, PurePath):
@@ -121,11 +119,12 @@ class _Walk:
         return self._other(value)
 
     def _function(self, fn: types.FunctionType) -> Iterable[str]:
-        if _is_installed(fn):
+        # Who wraps a function takes over the name of its module, and still is another's code.
+        if _is_installed(fn) and _is_installed_module(fn.__globals__.get("__name__", "")):
             return "installed", *_identity(fn)
         cells = [_cell(cell) for cell in fn.__closure__ or ()]
         named = [name for name in _names(fn.__code__) if name in fn.__globals__]
-        attributes = {k: v for k, v in vars(fn).items() if not isinstance(v, _METHODS)}
+        attributes = {k: v for k, v in vars(fn).items() if k not in _BEHIND and not isinstance(v, _METHODS)}
         return (
             "function",
             self.digest(fn.__code__),
@@ -135,6 +134,7 @@ class _Walk:
             *(name + self.digest(value) for name, value in attributes.items()),
             *(name + _source_of(name) for name in _imported(fn.__code__)),
             *(name + self.digest(fn.__globals__[name]) for name in named),
+            *(name + self.digest(vars(fn)[name]) for name in _BEHIND if name in vars(fn)),
         )
 
     def _code(self, code: types.CodeType) -> Iterable[str]:
@@ -158,34 +158,33 @@ class _Walk:
             or (type(member) in _PLAIN and name not in _NAMING)
         }
         members = [name + self.digest(_unwrapped(member)) for name, member in sorted(body.items())]
-        return "class", cls.__qualname__, *map(self.digest, cls.__bases__), *members
+        return "class", cls.__qualname__, self.digest(type(cls)), *map(self.digest, cls.__bases__), *members
 
     def _other(self, value: Any) -> Iterable[str]:
         if isinstance(value, types.BuiltinFunctionType):
             return "builtin", *_identity(value), self.digest(value.__self__) if _bound(value) else ""
         if not _is_installed(type(value)):
-            return "object", self.digest(type(value)), *self._state(value)
-        wrapped = getattr(value, "__wrapped__", None)
-        if callable(wrapped):  # such as `functools.cache` makes: its pickle would be a name
-            return "wrapped", *_identity(type(value)), self.digest(wrapped)
+            return "object", self.digest(type(value)), self.digest(_state(value)), self.digest(_contents(value))
         import cloudpickle
 
         try:
             return "pickle", hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
         except Exception:  # a lock, a context variable: state of the process, no ingredient of a result
-            return "opaque", *_identity(type(value))
+            within = (r for r in gc.get_referents(value) if isinstance(r, types.FunctionType))
+            return "opaque", *_identity(type(value)), *map(self.digest, within)
 
-    def _state(self, value: Any) -> Iterable[str]:
-        """What an object of the caller's class holds: attributes, slots, and what a dict or a list under it holds."""
-        try:
-            reduced = value.__reduce_ex__(4)
-        except Exception:  # it will not be pickled
-            return (self.digest(getattr(value, "__dict__", None)),)
-        if isinstance(reduced, str):
-            return (reduced,)
-        made_by, arguments, *rest = reduced
-        held = [list(part) if isinstance(part, Iterator) else part for part in rest]
-        return self.digest(made_by), self.digest(arguments), *map(self.digest, held)
+
+def _state(value: Any) -> dict[str, Any]:
+    """The attributes of an object, those in slots included."""
+    members = (m for cls in type(value).__mro__ for m in vars(cls).values())
+    slots = [m.__name__ for m in members if isinstance(m, types.MemberDescriptorType)]
+    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+
+
+def _contents(value: Any) -> Any:
+    """What an object is by the built-in type that it extends."""
+    kind = next((kind for kind in _BUILT_IN if isinstance(value, kind)), None)
+    return None if kind is None else kind(value)
 
 
 def _sha256(parts: Iterable[str]) -> str:
@@ -270,6 +269,10 @@ def _is_own_file(file: str) -> bool:
 def _is_installed(value: Any) -> bool:
     """Whether it comes from the standard library or an installed package; this package counts as the caller's own."""
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
+    return _is_installed_module(name)
+
+
+def _is_installed_module(name: str) -> bool:
     top = name.partition(".")[0]
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return True
@@ -288,5 +291,5 @@ def _identity(value: Any) -> tuple[str, str]:
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, ValueError):  # an empty name is none
         return str(getattr(sys.modules.get(name), "__version__", ""))

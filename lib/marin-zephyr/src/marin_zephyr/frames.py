@@ -11,15 +11,21 @@ anything else that does not unify is a `SchemaError` that names the column and b
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
 from marin_zephyr.errors import SchemaError, UserCodeError
+from marin_zephyr.names import check_name
+from marin_zephyr.values import array, check_names
 
 BATCH_ROWS = 65_536
-BATCH_BYTES = 64 << 20
+BATCH_BYTES = 8 << 20
+"""Bounds of a batch, whatever the memory: so a worker holds a few copies of one, and its least need follows from it."""
+_DECODED_ROWS = 512
 
 _FIX = "map it to one type before this point"
 
@@ -28,53 +34,116 @@ def frame_from_rows(rows: Sequence[dict[str, Any]]) -> pl.DataFrame:
     """Columns from dicts, in the order in which keys first appear.
 
     Raises:
-        SchemaError: a column's values do not share a type.
+        SchemaError: a column's values do not share a type, or cannot be kept as they are (see `marin_zephyr.values`).
     """
-    names: dict[str, None] = {}
-    for row in rows:
-        if row.keys() != names.keys():
-            names.update(dict.fromkeys(row))
-    for name in names:
-        check_name(name)
-    if not names:
+    columns = _same_keys(rows)
+    if columns is None:
+        names: dict[str, None] = {}
+        for row in rows:
+            if row.keys() != names.keys():
+                names.update(dict.fromkeys(row))
+        columns = {name: [row.get(name) for row in rows] for name in names}
+    if not columns:
         return pl.DataFrame(height=len(rows))
-    table = pa.table({name: _column(name, [row.get(name) for row in rows]) for name in names})
-    return to_frame(table)
+    for name in columns:
+        check_name(name)
+    return to_frame(pa.table({name: array(name, values) for name, values in columns.items()}))
 
 
-def check_name(name: Any) -> None:
-    """Refuses what cannot name a column in Arrow."""
-    if not isinstance(name, str):
-        raise SchemaError(f"key {name!r} of a row is {type(name).__name__}, not a string; make it one")
-    if "\0" in name or not _is_utf8(name):
-        what = "a NUL" if "\0" in name else "a lone surrogate"
-        raise SchemaError(f"key {name!r} of a row holds {what}, which no column's name can; rename it")
+def _same_keys(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]] | None:
+    """The columns of rows that all have the same keys, without a step of Python's a row; None if they do not."""
+    if not rows or set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(rows[0])}:
+        return None
+    try:
+        return {name: list(map(itemgetter(name), rows)) for name in rows[0]}
+    except KeyError:
+        return None
 
 
-def _is_utf8(name: str) -> bool:
-    return name.isascii() or name.encode("utf-8", "replace").decode() == name
+def rows_of(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows as dicts, some hundred of them decoded at a time."""
+    names = frame.columns
+    if not names:
+        yield from ({} for _ in range(frame.height))
+    for part in frame.iter_slices(_DECODED_ROWS):
+        yield from map(dict, map(zip, repeat(names), part.rows()))
 
 
 def to_frame(table: pa.Table) -> pl.DataFrame:
-    """An Arrow table as a Polars frame, sharing memory where the layouts agree."""
+    """An Arrow table as a Polars frame, sharing memory where the layouts agree.
+
+    Raises:
+        SchemaError: a column's name holds a NUL, over which Arrow and Polars fall.
+    """
     if table.num_columns == 0:
         return pl.DataFrame(height=table.num_rows)
+    check_names(table.schema)
+    names = table.column_names
+    if "" in names:  # Polars calls it `column_0`, which another may be
+        table = table.rename_columns([f"{name}\1" for name in names])
     frame = pl.from_arrow(table, rechunk=False)
     assert isinstance(frame, pl.DataFrame)
-    frame.columns = table.column_names  # Polars calls a column without a name `column_0`
+    frame.columns = names
     return frame
 
 
-def batches_of_rows(rows: Iterable[dict[str, Any]], *, limit: int = BATCH_ROWS) -> Iterator[pl.DataFrame]:
-    """Frames of at most ``limit`` rows each."""
+def named(frame: pl.DataFrame) -> pl.DataFrame:
+    """``frame``, if its columns may be called as they are (see `marin_zephyr.names`).
+
+    Raises:
+        SchemaError: names the column that may not.
+    """
+    for name, dtype in frame.schema.items():
+        check_name(name)
+        if dtype.is_nested():
+            _check_names_in(dtype)
+    return frame
+
+
+def batches_of_rows(rows: Iterable[dict[str, Any]]) -> Iterator[pl.DataFrame]:
+    """Frames that end with the row that fills them: with `BATCH_ROWS` rows or `BATCH_BYTES` of texts and the like."""
     pending: list[dict[str, Any]] = []
+    size = 0
     for row in rows:
         pending.append(row)
-        if len(pending) == limit:
+        for value in row.values():
+            kind = type(value)
+            if kind is str:
+                size += len(value)
+            elif kind in _SIZED:
+                size += _value_bytes(value)
+        if size >= BATCH_BYTES or len(pending) == BATCH_ROWS:
             yield frame_from_rows(pending)
-            pending = []
+            pending, size = [], 0
     if pending:
         yield frame_from_rows(pending)
+
+
+def batches_made(rows: Iterable[dict[str, Any]], name: str) -> Iterator[pl.DataFrame]:
+    """`batches_of_rows` of what the operation ``name`` makes; an error says who made them.
+
+    Raises:
+        SchemaError: a column's values do not share a type.
+    """
+    try:
+        yield from batches_of_rows(rows)
+    except SchemaError as e:
+        raise SchemaError(f"rows from {name}: {e}") from e
+
+
+_SIZED = frozenset({bytes, list, tuple, dict})
+
+
+def _value_bytes(value: Any) -> int:
+    """About the bytes of a value, by what it holds: how Python stores it may differ from process to process."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_value_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        plain = not value or type(value[0]) in (int, float)
+        return 8 * len(value) if plain else sum(map(_value_bytes, value))
+    return 8
 
 
 def as_row(value: Any, name: str) -> dict[str, Any]:
@@ -139,6 +208,34 @@ def conform(table: pa.Table, schema: pa.Schema, *, what: str) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
+def conformed(frame: pl.DataFrame, like: pl.DataFrame, *, what: str) -> pl.DataFrame:
+    """The frame under the schema of another, which is wider or the same; see `conform`."""
+    if frame.schema == like.schema:
+        return frame
+    return to_frame(conform(frame.to_arrow(), like.to_arrow().schema, what=what))
+
+
+class Schemas:
+    """The schemas of a stream of frames, to be made one when all of it has been seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[tuple[str, pl.DataType], ...], pa.Schema] = {}
+
+    def note(self, frame: pl.DataFrame) -> None:
+        """Takes a frame's schema into account, whether it has rows or not."""
+        key = tuple(frame.schema.items())
+        if key not in self._seen:
+            self._seen[key] = frame.clear().to_arrow().schema
+
+    def unified(self, *, what: str) -> pa.Schema:
+        """The schema that holds the values of all frames; see `unify`.
+
+        Raises:
+            SchemaError: two types of one column do not unify.
+        """
+        return unify(self._seen.values(), what=what)
+
+
 def concat(frames: Sequence[pl.DataFrame], *, what: str) -> pl.DataFrame:
     """All rows in order, under the unified schema."""
     names = next((frame.columns for frame in frames if frame.width), None)
@@ -150,41 +247,10 @@ def concat(frames: Sequence[pl.DataFrame], *, what: str) -> pl.DataFrame:
     return to_frame(pa.concat_tables([conform(t, schema, what=what) for t in tables]))
 
 
-def _column(name: str, values: list[Any]) -> pa.Array:
-    _check_kinds(name, values)
-    try:
-        column = pa.array(values)
-    except UnicodeEncodeError as e:
-        raise SchemaError(
-            f"column {name!r} holds a lone surrogate, which is no text in UTF-8; replace or drop it"
-        ) from e
-    except OverflowError as e:
-        raise SchemaError(f"column {name!r} holds an integer beyond 64 bits; make it a string") from e
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as e:
-        raise SchemaError(f"column {name!r} holds values of more than one type ({e}); {_FIX}") from e
-    _check_within(name, values, column.type)
-    return column
-
-
-def _check_kinds(name: str, values: Iterable[Any]) -> None:
-    """Refuses kinds that Arrow would turn into each other: True into 1.0, "a" into b"a"."""
-    kinds = set(map(type, values)) - {type(None)}
-    if len(kinds) > 1 and not kinds <= {int, float} and not kinds <= {list, tuple}:
-        shown = " and ".join(sorted(k.__name__ for k in kinds))
-        raise SchemaError(f"column {name!r} holds {shown}; {_FIX}")
-
-
-def _check_within(name: str, values: list[Any], kind: pa.DataType) -> None:
-    """The same within lists and structs; and moments with and without a zone, which are one kind to Python."""
-    if pa.types.is_list(kind):
-        inner = [each for value in values if isinstance(value, (list, tuple)) for each in value]
-        _check_kinds(f"{name}[]", inner)
-        _check_within(f"{name}[]", inner, kind.value_type)
-    elif pa.types.is_struct(kind):
-        rows = [value for value in values if isinstance(value, dict)]
-        for field in kind:
-            inner = [row.get(field.name) for row in rows]
-            _check_kinds(f"{name}.{field.name}", inner)
-            _check_within(f"{name}.{field.name}", inner, field.type)
-    elif pa.types.is_timestamp(kind) and len({v.tzinfo is None for v in values if hasattr(v, "tzinfo")}) > 1:
-        raise SchemaError(f"column {name!r} holds datetimes with a zone and without; {_FIX}")
+def _check_names_in(dtype: Any) -> None:
+    if isinstance(dtype, pl.Struct):
+        for field in dtype.fields:
+            check_name(field.name)
+            _check_names_in(field.dtype)
+    elif isinstance(dtype, pl.List | pl.Array):
+        _check_names_in(dtype.inner)

@@ -1,4 +1,4 @@
-"""The inputs of tasks that any plan may have: files, rows by value, and a partition of an exchange or of kept rows."""
+"""The inputs of tasks that any plan may have: files, rows by value, Arrow data by value, and a partition of blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.formats import reader
 from marin_zephyr.formats.files import InputFile, check_unchanged
-from marin_zephyr.frames import batches_of_rows, to_frame
+from marin_zephyr.frames import batches_of_rows, named, to_frame
 from marin_zephyr.nodes import ReadOptions, Row
 
 _BYTES_A_ROW = 256
@@ -43,14 +43,14 @@ class FilesInput:
         try:
             for file in self.files:
                 check_unchanged(file)
-                yield from counted(reader(file.format)(file, self.options, context.desk), counts)
+                frames = reader(file.format)(file, self.options, context.desk)
+                yield from counted(frames if self.options.raw else map(named, frames), counts)
                 check_unchanged(file)
         finally:  # also if whoever reads has enough
             counts.rows_in += context.desk.num_records + context.desk.num_filtered
             counts.rejected += context.desk.num_records
             counts.filtered += context.desk.num_filtered
-            for name, lacking in context.desk.absent.items():
-                context.absent[name] = context.absent.get(name, True) and lacking
+            context.absent["read"] = context.desk.absent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ class ArrowInput:
     def frames(self, context: TaskContext, counts: RowCounts) -> Frames:
         """The rows, a batch of the stream at a time."""
         with pa.ipc.open_stream(self.stream) as batches:
-            yield from counted((to_frame(pa.Table.from_batches([batch])) for batch in batches), counts)
+            yield from counted((named(to_frame(pa.Table.from_batches([batch]))) for batch in batches), counts)
 
 
 SOURCES = (FilesInput, RowsInput, ArrowInput)

@@ -77,8 +77,6 @@ def encode(
     Raises:
         SchemaError: a column of a type that has no order.
     """
-    if KEY in frame.columns:
-        raise SchemaError(f"column {KEY!r}: that name is the engine's own; rename the column")
     flags = [[flag] * len(on) if isinstance(flag, bool) else flag for flag in (descending, nulls_last)]
     codes = [
         _codes(frame.get_column(name), null=_NULL_LAST if last else _NULL, complement=down)
@@ -122,8 +120,8 @@ def key_digest(value: Any) -> bytes:
         SchemaError: a value that no column holds.
     """
     try:
-        frame = frame_from_rows([{KEY: value}])
-        return key_digests(frame, [KEY]).astype("<u8").tobytes()
+        frame = frame_from_rows([{"key": value}])
+        return key_digests(frame, ["key"]).astype("<u8").tobytes()
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
         raise _unordered(type(value).__name__) from e
 

@@ -52,7 +52,7 @@ def find_kinds(file: InputFile, *, until: Callable[[Kinds], bool] | None = None)
                     continue
                 found = False
                 for name, inner in value.items():
-                    found |= _visit(name, inner, Place(line.number, line.offset), kinds)
+                    found |= _visit(name, inner, Place(line.nth, line.offset), kinds)
                 if found and until is not None and until(kinds):
                     return kinds
     except InputError:

@@ -69,7 +69,7 @@ def merged(runs: Sequence[Iterable[pl.DataFrame]], *, memory: int, scratch: Path
 
 
 def batches(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """The same rows in frames of at most 65,536 rows and, but for a single larger row, 64 MiB of values.
+    """The same rows in frames of at most 65,536 rows and, but for a single larger row, 8 MiB of values.
 
     Where the cuts lie depends on the rows alone and not on the frames that they come in.
     """

@@ -71,7 +71,7 @@ class _Kind:
                 if not self.confirm(block.data[start:end]):
                     continue
             if not self.count:
-                self.line, self.offset = block.first_line + block.data.count(b"\n", 0, start), block.offset + start
+                self.line, self.offset = block.nth + block.data.count(b"\n", 0, start), block.offset + start
             self.count += 1
 
 
@@ -85,7 +85,7 @@ def find_oddities(file: InputFile) -> list[Oddity]:
     found: list[Oddity] = []
     try:
         for block in line_blocks(blocks(file.url, file.compression)):
-            if block.first_line == 1 and block.offset:
+            if block.nth == 1 and block.offset:
                 found.append(Oddity(line=1, offset=0, reason="a byte order mark; it is left out"))
             for kind in kinds:
                 kind.look(block)

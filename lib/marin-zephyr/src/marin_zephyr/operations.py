@@ -8,6 +8,8 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,9 @@ import pyarrow as pa
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import FAILURES, RejectRow, SchemaError, UserCodeError, ZephyrError
+from marin_zephyr.evaluation import evaluated, root_names
 from marin_zephyr.formats.rejects import Desk, place
-from marin_zephyr.frames import as_row, batches_of_rows, concat, to_frame
+from marin_zephyr.frames import as_row, batches_made, concat, named, rows_of, to_frame
 from marin_zephyr.nodes import (
     RAW,
     Explode,
@@ -53,8 +56,8 @@ def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], con
             j = i
             while j < len(ops) and isinstance(ops[j], (Map, FlatMap, FilterRows)):
                 j += 1
-            steps = [_row_step(op, labels[k], context) for k, op in enumerate(ops[i:j], start=i)]  # pyrefly: ignore
-            frames = _row_functions(frames, steps, labels[j - 1], all(isinstance(op, FilterRows) for op in ops[i:j]))
+            functions = [_row_function(op, labels[k], context) for k, op in enumerate(ops[i:j], start=i)]  # pyrefly: ignore
+            frames = _row_functions(frames, functions, context.desk)
             i = j
             continue
         counts = context.counter(labels[i])
@@ -71,7 +74,8 @@ def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], con
 def _filter(frames: Frames, op: FilterExpr, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     for frame in frames:
         kept = _evaluated(frame, (op.expr,), lambda f: f.filter(op.expr), name, context)
-        _count(counts, frame.height, passed=kept.height, filtered=frame.height - kept.height)
+        kept = kept.drop(kept.columns[frame.width :])  # those that the batch lacks: a filter makes no columns
+        counts.add(RowCounts(rows_in=frame.height, passed=kept.height, filtered=frame.height - kept.height))
         yield kept
 
 
@@ -85,15 +89,15 @@ def _reject(frames: Frames, op: RejectWhere, name: str, counts: RowCounts, conte
         for row in frame.filter(bad).iter_rows(named=True):
             context.desk.row(row, operation=name, reason=op.reason)
         kept = frame.filter(~bad)
-        _count(counts, frame.height, passed=kept.height, rejected=frame.height - kept.height)
+        counts.add(RowCounts(rows_in=frame.height, passed=kept.height, rejected=frame.height - kept.height))
         yield kept
 
 
 def _project(frames: Frames, op: Select | WithColumns, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     make = _broadcast if isinstance(op, Select) else pl.DataFrame.with_columns
     for frame in frames:
-        made = _evaluated(frame, op.exprs, lambda f: make(f, op.exprs), name, context)
-        _count(counts, frame.height, passed=made.height)
+        made = named(_evaluated(frame, op.exprs, lambda f: make(f, op.exprs), name, context))
+        counts.add(RowCounts(rows_in=frame.height, passed=made.height))
         yield made
 
 
@@ -109,18 +113,10 @@ def _evaluated(
     name: str,
     context: TaskContext,
 ) -> pl.DataFrame:
-    """An expression over a frame in which a column that the batch lacks is null, as it is for a row that lacks it."""
-    names = list(dict.fromkeys(root for expr in exprs for root in expr.meta.root_names()))
-    frame = context.require(frame, names)
+    """`evaluation.evaluated`, with a note of columns that no batch has had, and its failure as ours."""
+    names = root_names(exprs)
     try:
-        return evaluate(frame)
-    except pl.exceptions.PolarsError as e:
-        untyped = [column for column in names if frame.schema.get(column) == pl.Null]
-        if not untyped:
-            raise SchemaError(f"{name}: {e}") from e
-    # A batch of nothing but nulls has no type; Polars's string functions want one.
-    try:
-        return evaluate(frame.with_columns(pl.col(column).cast(pl.String) for column in untyped))
+        return evaluated(context.require(frame, names, name), names, evaluate)
     except pl.exceptions.PolarsError as e:
         raise SchemaError(f"{name}: {e}") from e
 
@@ -135,13 +131,13 @@ def _map_batches(frames: Frames, op: MapBatches, name: str, counts: RowCounts, c
             raise
         except FAILURES as e:
             raise UserCodeError(f"{name} failed on a batch of {frame.height:,} rows: {type(e).__name__}: {e}") from e
-        _count(counts, frame.height, consumed=frame.height)
+        counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
         for out in outs:
             if not isinstance(out, _TABLES):
                 raise UserCodeError(
                     f"{name} returned {type(out).__name__}; return a polars.DataFrame or a pyarrow.Table"
                 )
-            result = out if isinstance(out, pl.DataFrame) else to_frame(out)
+            result = named(out if isinstance(out, pl.DataFrame) else to_frame(out))
             counts.produced += result.height
             yield result
 
@@ -164,98 +160,124 @@ def _resized(frames: Frames, size: int) -> Frames:
         yield concat(held, what="map_batches")
 
 
-type _Step = Callable[[Iterable[Row]], Iterator[Row]]
+@dataclass(frozen=True, kw_only=True)
+class _RowFunction:
+    """One of the row functions that run together."""
+
+    op: RowOp
+    fn: Callable[[Row], Any]
+    name: str
+    counts: RowCounts
 
 
-def _row_functions(frames: Frames, steps: Sequence[_Step], name: str, only_filters: bool) -> Frames:
+def _row_function(op: RowOp, name: str, context: TaskContext) -> _RowFunction:
+    counts = context.counter(name)
+    # As a list, so that a generator that raises half-way has given nothing yet.
+    fn = (lambda row: list(op.fn(row))) if isinstance(op, FlatMap) else op.fn
+    if context.care is not None:
+        fn = context.care.row_function(fn, operation=len(context.counts) - 1, name=name)
+    return _RowFunction(op=op, fn=fn, name=name, counts=counts)
+
+
+def _row_functions(frames: Frames, functions: Sequence[_RowFunction], desk: Desk) -> Frames:
+    only_filters = all(isinstance(function.op, FilterRows) for function in functions)
     for frame in frames:
         if only_filters:
-            yield _selected(frame, steps)
+            yield _selected(frame, functions, desk)
             continue
-        rows: Iterable[Row] = frame.iter_rows(named=True)
-        for step in steps:
-            rows = step(rows)
+        before = functions[0].counts.rows_in
         try:
-            yield from batches_of_rows(rows)
-        except SchemaError as e:
-            raise SchemaError(f"rows from {name}: {e}") from e
+            yield from batches_made(_through(rows_of(frame), functions, desk), functions[-1].name)
+        except GeneratorExit:  # whoever takes the rows has enough, and the others of the frame go nowhere
+            left = frame.height - (functions[0].counts.rows_in - before)
+            functions[0].counts.add(RowCounts(rows_in=left, filtered=left))
+            raise
 
 
-def _selected(frame: pl.DataFrame, steps: Sequence[_Step]) -> pl.DataFrame:
+def _selected(frame: pl.DataFrame, filters: Sequence[_RowFunction], desk: Desk) -> pl.DataFrame:
     """Row filters alone: the rows that come through, taken from the frame as they are."""
     position = -1
 
     def numbered() -> Iterator[Row]:
         nonlocal position
-        for position, row in enumerate(frame.drop(RAW, strict=False).iter_rows(named=True)):  # noqa: B007  read by the loop below
+        for position, row in enumerate(rows_of(frame.drop(RAW, strict=False))):  # noqa: B007  read by the loop below
             yield row
 
-    rows: Iterable[Row] = numbered()
-    for step in steps:
-        rows = step(rows)
-    kept = [position for _ in rows]
+    kept = [position for _ in _through(numbered(), filters, desk)]
     return frame if len(kept) == frame.height else frame[np.array(kept, dtype=np.int64)]
 
 
-def _row_step(op: RowOp, name: str, context: TaskContext) -> _Step:
-    counts, desk = context.counter(name), context.desk
-    # As a list, so that a generator that raises half-way has given nothing yet.
-    fn = (lambda row: list(op.fn(row))) if isinstance(op, FlatMap) else op.fn
-    if context.care is not None:
-        fn = context.care.row_function(fn, operation=len(context.counts) - 1, name=name)
-    if isinstance(op, Map):
-        return lambda rows: _mapped(_called(fn, rows, counts, desk, name), counts, name)
-    if isinstance(op, FilterRows):
-        return lambda rows: _filtered(_called(fn, rows, counts, desk, name), counts)
-    return lambda rows: _flattened(_called(fn, rows, counts, desk, name), counts, name)
+def _through(rows: Iterable[Row], functions: Sequence[_RowFunction], desk: Desk) -> Iterable[Row]:
+    """Each row through all functions, before the next row goes through the first of them."""
+    for is_flat, run in groupby(functions, key=lambda function: isinstance(function.op, FlatMap)):
+        if is_flat:
+            for function in run:
+                rows = _flattened(rows, function, desk)
+        else:
+            rows = _mapped(rows, list(run), desk)
+    return rows
 
 
-def _called(
-    fn: Callable[[Row], Any], rows: Iterable[Row], counts: RowCounts, desk: Desk, name: str
-) -> Iterator[tuple[Row, Any]]:
-    """Each row with what the function made of it; refused rows go to the desk."""
+def _mapped(rows: Iterable[Row], functions: Sequence[_RowFunction], desk: Desk) -> Iterator[Row]:
+    """Maps and filters, in one loop: to hand rows from generator to generator costs as much as a short function.
+
+    Only what ends a row's way is counted as it happens, and the rest follows from it in the end.
+    """
+    steps = [(i, f.fn, isinstance(f.op, FilterRows)) for i, f in enumerate(functions)]
+    taken, filtered, rejected = 0, [0] * len(steps), [0] * len(steps)
+    failed: int | None = None
+    i = 0
+    try:
+        for row in rows:
+            taken += 1
+            try:
+                for i, fn, is_filter in steps:
+                    made = fn(row)
+                    if not is_filter:
+                        row = made if type(made) is dict else as_row(made, functions[i].name)
+                    elif not made:
+                        filtered[i] += 1
+                        break
+                else:
+                    yield row
+            except FAILURES as e:
+                if not isinstance(e, RejectRow):
+                    failed = i
+                _refuse(e, row, functions[i].name, desk)
+                rejected[i] += 1
+    finally:
+        for i, function in enumerate(functions):
+            lost = filtered[i] + rejected[i] + (i == failed)
+            function.counts.add(
+                RowCounts(rows_in=taken, passed=taken - lost, filtered=filtered[i], rejected=rejected[i])
+            )
+            taken -= lost
+
+
+def _flattened(rows: Iterable[Row], function: _RowFunction, desk: Desk) -> Iterator[Row]:
+    counts, fn, name = function.counts, function.fn, function.name
     for row in rows:
         counts.rows_in += 1
         try:
-            result = fn(row)
-        except RejectRow as e:
-            counts.rejected += 1
-            desk.row(row, operation=name, reason=e.reason)
-            continue
-        except ZephyrError:
-            raise
+            made = fn(row)
         except FAILURES as e:
-            raise UserCodeError(f"{name} failed on the row of {place(row)}: {type(e).__name__}: {e}") from e
-        yield row, result
-
-
-def _mapped(called: Iterator[tuple[Row, Any]], counts: RowCounts, name: str) -> Iterator[Row]:
-    for _, made in called:
-        counts.passed += 1
-        yield as_row(made, name)
-
-
-def _flattened(called: Iterator[tuple[Row, Any]], counts: RowCounts, name: str) -> Iterator[Row]:
-    for _, made in called:
+            _refuse(e, row, name, desk)
+            counts.rejected += 1
+            continue
         counts.consumed += 1
-        for row in made:
+        for each in made:
             counts.produced += 1
-            yield as_row(row, name)
+            yield as_row(each, name)
 
 
-def _filtered(called: Iterator[tuple[Row, Any]], counts: RowCounts) -> Iterator[Row]:
-    for row, keep in called:
-        if keep:
-            counts.passed += 1
-            yield row
-        else:
-            counts.filtered += 1
-
-
-def _count(counts: RowCounts, rows_in: int, **what: int) -> None:
-    counts.rows_in += rows_in
-    for name, n in what.items():
-        setattr(counts, name, getattr(counts, name) + n)
+def _refuse(error: BaseException, row: Row, name: str, desk: Desk) -> None:
+    """A row that its function refuses goes to the desk; any other error is raised."""
+    if isinstance(error, RejectRow):
+        desk.row(row, operation=name, reason=error.reason)
+    elif isinstance(error, ZephyrError):
+        raise error
+    else:
+        raise UserCodeError(f"{name} failed on the row of {place(row)}: {type(error).__name__}: {error}") from error
 
 
 type _Operation = Callable[[Frames, Any, str, RowCounts, TaskContext], Frames]

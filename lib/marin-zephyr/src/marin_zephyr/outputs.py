@@ -74,7 +74,7 @@ class Scattered:
         writer = BlockWriter(path, self.num_partitions)
         sketch = Sketch(self.on or ())
         for frame in nonempty(frames):
-            frame = context.require(frame, self.on or ())
+            frame = context.require(frame, self.on or (), "exchange")
             if self.column is not None:
                 where = frame.get_column(self.column).to_numpy()
             else:

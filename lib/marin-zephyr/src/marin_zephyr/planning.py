@@ -19,12 +19,12 @@ from pathlib import Path
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.durability import writing
 from marin_zephyr.errors import UsageError
-from marin_zephyr.explaining import describe
 from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
 from marin_zephyr.hub import files_of
 from marin_zephyr.inputs import ArrowInput, FilesInput, PartitionInput, RowsInput
 from marin_zephyr.keys import PARTITION_FUNCTION
+from marin_zephyr.labels import describe
 from marin_zephyr.nodes import (
     Apply,
     ArrowSource,
@@ -45,23 +45,22 @@ from marin_zephyr.nodes import (
 )
 from marin_zephyr.outputs import Counted, Kept, Parts
 from marin_zephyr.pushdown import push_down
-from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput, blocks_path
+from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput
 
 _PARTITION_BYTES = 64 << 20
 _MAX_PARTITIONS = 256
 _SCHEMA = 2
 
-_POSITIONAL: dict[type, str] = {
-    Union: "unions",
-    Repartition: "repartitioning",
-    Take: "taking",
-}
+# Node -> the module whose ``expand(builder, node)`` opens its last stage. Imported when a plan has such a node.
 _EXPANSIONS: dict[type, str] = {
-    Distinct: "distinct",
-    GroupBy: "grouping",
-    Reduce: "reducing",
-    Join: "joining",
-    Sort: "sorting",
+    Union: "positional.unions",
+    Repartition: "positional.repartitioning",
+    Take: "positional.taking",
+    Distinct: "keyed.distinct",
+    GroupBy: "keyed.grouping",
+    Reduce: "keyed.reducing",
+    Join: "keyed.joining",
+    Sort: "keyed.sorting",
 }
 
 
@@ -147,9 +146,7 @@ class Builder:
             case Apply():
                 upstream = self.open(node.upstream)
                 return replace(upstream, ops=(*upstream.ops, node.op))
-        if module := _POSITIONAL.get(type(node)):
-            return import_module(f"marin_zephyr.positional.{module}").expand(self, node)
-        return import_module(f"marin_zephyr.keyed.{_EXPANSIONS[type(node)]}").expand(self, node)
+        return import_module(f"marin_zephyr.{_EXPANSIONS[type(node)]}").expand(self, node)
 
     def close(self, stage: Open, name: str, output: Output, *, internal: bool = False) -> Stage:
         """Ends a stage with an output.
@@ -205,8 +202,7 @@ def num_partitions(stage: Open) -> int:
 
 def partition_inputs(stage: Stage, num_partitions: int, *, weight: int) -> tuple[PartitionInput, ...]:
     """The inputs of the stage that reads what ``stage`` has scattered, of so many estimated bytes in all."""
-    files = tuple(blocks_path(stage.spec.home, task) for task in range(len(stage.inputs)))
-    each = weight // num_partitions
+    files, each = stage.blocks_files, weight // num_partitions
     return tuple(PartitionInput(files=files, partition=p, weight=each) for p in range(num_partitions))
 
 

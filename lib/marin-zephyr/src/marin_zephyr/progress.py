@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from marin_zephyr.quantities import cut, shown_bytes, shown_duration
@@ -23,31 +24,30 @@ _BAR_WIDTH = 12
 _MARGIN = 4  # a terminal that echoes ^C at the end of a full line would leave a copy of it
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A piece of work that is about to begin."""
+
+    name: str
+    steps: str
+    """What is counted, in the plural."""
+    items: str
+    """What the steps are made of, in the plural."""
+    total: int | None
+    """How many steps there are, if that is known."""
+    done: int = 0
+    """How many of them an earlier run has done."""
+    num_bytes: int = 0
+    """Bytes of input in all, as far as they are known; 0 if not."""
+    done_bytes: int = 0
+    """How many of them an earlier run has done."""
+
+
 class Progress(Protocol):
     """Is told how one piece of work after the other goes. Calls come from one thread: start, advance..., finish."""
 
-    def start(
-        self,
-        name: str,
-        *,
-        steps: str,
-        items: str,
-        total: int | None,
-        done: int = 0,
-        num_bytes: int = 0,
-        done_bytes: int = 0,
-    ) -> None:
-        """Work begins.
-
-        Args:
-            name: what it is.
-            steps: what is counted, in the plural.
-            items: what the steps are made of, in the plural.
-            total: how many steps there are, if that is known.
-            done: how many of them an earlier run has done.
-            num_bytes: bytes of input in all, as far as they are known; 0 if not.
-            done_bytes: how many of them an earlier run has done.
-        """
+    def start(self, work: Work) -> None:
+        """Work begins."""
         ...
 
     def advance(self, *, items: int, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
@@ -69,21 +69,11 @@ class Progress(Protocol):
 class _Counts:
     """The counts, and when they were last shown."""
 
-    def start(
-        self,
-        name: str,
-        *,
-        steps: str,
-        items: str,
-        total: int | None,
-        done: int = 0,
-        num_bytes: int = 0,
-        done_bytes: int = 0,
-    ) -> None:
-        """Starts from nothing."""
-        self._name, self._steps, self._items_name = name, steps, items
-        self._total, self._done, self._items, self._rejected, self._retried = total, done, 0, 0, 0
-        self._num_bytes, self._bytes, self._earlier = num_bytes, done_bytes, (done, done_bytes)
+    def start(self, work: Work) -> None:
+        """Starts from nothing, or from what an earlier run has done."""
+        self._work = work
+        self._done, self._bytes = work.done, work.done_bytes
+        self._items = self._rejected = self._retried = 0
         self._began = self._shown = time.monotonic()
 
     def _count(self, items: int, *, rejected: int, num_bytes: int, retried: int, every: float) -> bool:
@@ -104,12 +94,13 @@ class _Counts:
         return max(1e-3, time.monotonic() - self._began)
 
     def _steps_done(self) -> str:
-        return f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
+        of = "" if self._work.total is None else f"/{self._work.total:,}"
+        return f"{self._done:,}{of} {self._work.steps}"
 
     def _rates(self) -> list[str]:
         """Items a second, and bytes where they are known."""
-        rates = [f"{self._items / self._elapsed:,.0f} {self._items_name}/s"] if self._items else []
-        if read := self._bytes - self._earlier[1]:
+        rates = [f"{self._items / self._elapsed:,.0f} {self._work.items}/s"] if self._items else []
+        if read := self._bytes - self._work.done_bytes:
             rates.append(f"{shown_bytes(read / self._elapsed)}/s")
         return rates
 
@@ -119,11 +110,12 @@ class _Counts:
 
     def _left(self) -> list[str]:
         """How long the rest will take if it goes as the work of this run went, by bytes or else by steps."""
-        if self._total is None or self._done >= self._total:
+        work = self._work
+        if work.total is None or self._done >= work.total:
             return []
-        whole, now, earlier = self._total, self._done, self._earlier[0]
-        if self._num_bytes:
-            whole, now, earlier = self._num_bytes, self._bytes, self._earlier[1]
+        whole, now, earlier = work.total, self._done, work.done
+        if work.num_bytes:
+            whole, now, earlier = work.num_bytes, self._bytes, work.done_bytes
         if now <= earlier:
             return []
         return [f"{shown_duration(self._elapsed * max(0, whole - now) / (now - earlier))} left"]
@@ -142,9 +134,9 @@ class LogProgress(_Counts):
         self._speak()
 
     def _speak(self) -> None:
-        counts = [f"{self._steps_done()} {self._steps}", f"{self._items:,} {self._items_name}"]
+        counts = [self._steps_done(), f"{self._items:,} {self._work.items}"]
         told = [*counts, *self._trouble(), *self._rates(), *self._left()]
-        _log.info("%s: %s", self._name, ", ".join(told))
+        _log.info("%s: %s", self._work.name, ", ".join(told))
 
 
 class BarProgress(_Counts):
@@ -162,24 +154,12 @@ class BarProgress(_Counts):
             console=Console(stderr=True),
         )
 
-    def start(
-        self,
-        name: str,
-        *,
-        steps: str,
-        items: str,
-        total: int | None,
-        done: int = 0,
-        num_bytes: int = 0,
-        done_bytes: int = 0,
-    ) -> None:
+    def start(self, work: Work) -> None:
         """A new bar under the earlier ones."""
-        super().start(
-            name, steps=steps, items=items, total=total, done=done, num_bytes=num_bytes, done_bytes=done_bytes
-        )
-        shown = cut(name, self._bar.console.width // 3)
+        super().start(work)
+        shown = cut(work.name, self._bar.console.width // 3)
         self._bar.start()
-        self._task = self._bar.add_task(shown, total=num_bytes or total, told="")
+        self._task = self._bar.add_task(shown, total=work.num_bytes or work.total, told="")
         self._room = self._bar.console.width - len(shown) - _BAR_WIDTH - 2 - _MARGIN
         self._draw()
 
@@ -194,9 +174,9 @@ class BarProgress(_Counts):
         self._bar.stop()
 
     def _draw(self) -> None:
-        told = f"{self._steps_done()} {self._steps}"
+        told = self._steps_done()
         for part in (*self._left(), *self._trouble(), *self._rates()):
             if len(told) + len(part) + 2 > self._room:
                 break
             told += f", {part}"
-        self._bar.update(self._task, completed=self._bytes if self._num_bytes else self._done, told=told)
+        self._bar.update(self._task, completed=self._bytes if self._work.num_bytes else self._done, told=told)

@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import polars as pl
 
+from marin_zephyr.formats.predicates import is_comparison
+from marin_zephyr.formats.provenance import SOURCE
 from marin_zephyr.inputs import FilesInput
 from marin_zephyr.nodes import FilterExpr, FilterRows, ReadOptions, Sample, Select, WithColumns
 from marin_zephyr.outputs import Counted, Parts
@@ -32,23 +36,29 @@ def push_down(
     options = files[0].options
     if options.string_columns:  # a record may be refused for what one of these holds: each must be looked at
         return inputs, ops
-    first = _leading_filters(ops)
+    first = _leading_filters(ops, options)
     ops = ops[len(first) :]
     raw = _is_only_filtered(files, ops, output)
     needed = set() if raw and not ops else needed_columns(ops, output)
     pushed = replace(
         options,
-        predicate=pl.all_horizontal(op.expr for op in first) if first else None,
+        predicate=reduce(and_, (op.expr for op in first)) if first else None,
         raw=raw,
         **_columns(options, needed),
     )
     return tuple(replace(i, options=pushed) for i in files), ops
 
 
-def _leading_filters(ops: Sequence[StageOp]) -> list[FilterExpr]:
-    first = []
+def _leading_filters(ops: Sequence[StageOp], options: ReadOptions) -> list[FilterExpr]:
+    known = None if options.columns is None else {*options.columns, *(SOURCE if options.with_source else ())}
+    first: list[FilterExpr] = []
     for op in ops:
-        if not isinstance(op, FilterExpr) or not _names(op.expr):
+        if not isinstance(op, FilterExpr) or not (names := _names(op.expr)):
+            break
+        if known is not None and not known.issuperset(names):  # what the caller did not ask for is not there
+            break
+        # Together they must do what they do one by one, and a function may fail on rows that a filter before it drops.
+        if first and not (is_comparison(first[-1].expr) and is_comparison(op.expr)):
             break
         first.append(op)
     return first

@@ -1,6 +1,6 @@
-"""Quantities for people: bytes, durations and counts, short enough for a line of 80 columns.
+"""Quantities and texts for people, short enough for a line of 80 columns.
 
-Sizes are decimal (1 MB is a million bytes), as disks and networks are sold.
+Sizes of files are decimal (1 MB is a million bytes), as disks and networks are sold; memory is binary, as it is given.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ def shown_bytes(num_bytes: float) -> str:
     return f"{size:,.{digits}f} {unit}"
 
 
+def shown_memory(num_bytes: int) -> str:
+    """``1.5 GiB``, ``320 MiB``."""
+    size, unit = (num_bytes / (1 << 30), "GiB") if num_bytes >= 1 << 30 else (num_bytes / (1 << 20), "MiB")
+    return f"{size:.3g} {unit}"
+
+
 def shown_duration(seconds: float) -> str:
     """``0:07``, ``12:30``, ``1:02:03``."""
     minutes, rest = divmod(round(seconds), 60)
@@ -27,3 +33,8 @@ def shown_duration(seconds: float) -> str:
 def cut(text: str, width: int) -> str:
     """At most so many characters of a text; an ellipsis stands for what is left out at its start."""
     return text if len(text) <= width else "…" + text[len(text) - width + 1 :]
+
+
+def clipped(text: str, width: int) -> str:
+    """The first so many characters of a text; an ellipsis follows if that is not all."""
+    return text if len(text) <= width else text[:width] + "…"

@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.fingerprints import library_versions
+from marin_zephyr.inputs import SOURCES
+from marin_zephyr.specs import HOME_MANIFEST
 
 if TYPE_CHECKING:
     from marin_zephyr.specs import Stage
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _MAX_FILES = 10_000
 _SHOWN = 3
 _SHORT = 12
+_SOURCES = {source.__name__ for source in SOURCES}
 
 
 def made_of(stage: Stage) -> dict[str, Any]:
@@ -41,7 +44,7 @@ def made_of(stage: Stage) -> dict[str, Any]:
         "source": type(stage.inputs[0]).__name__ if stage.inputs else "",
         "files": files if len(files) <= _MAX_FILES else {f"{len(files):,} files": ""},
         "tasks": len(stage.inputs),
-        "reading": _fields(options),
+        "reading": _fields(_asked(options)),
         "operations": [[name.partition(":")[2], digest[:_SHORT]] for name, digest in operations],
         "output": {n: v for n, v in _fields(stage.spec.output).items() if n != "path"},
         "on_error": stage.spec.on_error,
@@ -67,7 +70,7 @@ def why(stage: Stage, *, sink: Path | None) -> list[str]:
 
 def _earlier(stage: Stage, sink: Path | None) -> tuple[Path, dict[str, Any]] | None:
     """The record of an earlier stage of this name and the directory of its files."""
-    own = stage.spec.home / "manifest.json"
+    own = stage.spec.home / HOME_MANIFEST
     # The sink's manifest is this very dataset's; what else lies in the work directory may be another's.
     paths = ([own] if own.exists() else []) + ([sink] if sink is not None else [])
     for path in paths:
@@ -75,7 +78,7 @@ def _earlier(stage: Stage, sink: Path | None) -> tuple[Path, dict[str, Any]] | N
             if entry.get("name") == stage.spec.name:
                 return path.parent, entry
     now = made_of(stage)
-    siblings = stage.spec.home.parent.glob(f"{stage.spec.name}-*/manifest.json")
+    siblings = stage.spec.home.parent.glob(f"{stage.spec.name}-*/{HOME_MANIFEST}")
     for path in sorted(siblings, key=lambda p: (-p.stat().st_mtime_ns, p)):
         for entry in _entries(path):
             if _is_akin(entry.get("made_of") or {}, now):
@@ -130,7 +133,7 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _inputs(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    if now["source"] not in ("FilesInput", "RowsInput"):
+    if now["source"] not in _SOURCES:
         return ["the stage that it reads from changed"]
     old, new = before["files"], now["files"]
     sides = (
@@ -168,6 +171,14 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str], form: str) -> li
 def _listed(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
     return ", ".join(sorted(names)[:_SHOWN]) + more
+
+
+def _asked(options: Any) -> Any:
+    """What the caller asked readers for: what the plan lets them leave out follows from the operations."""
+    if options is None:
+        return None
+    columns = None if options.pushed else options.columns
+    return replace(options, columns=columns, predicate=None, raw=False, pushed=False)
 
 
 def _fields(value: Any) -> dict[str, str]:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from marin_zephyr.counters import Refused
 from marin_zephyr.durability import replace_file
+from marin_zephyr.refusals import Refused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,8 @@ class TaskRecord:
     files: tuple[TaskFile, ...]
     operations: tuple[tuple[str, dict[str, int]], ...]
     counters: dict[str, int]
-    absent: dict[str, bool]
+    absent: dict[str, dict[str, bool]]
+    """Columns that no batch had, by the place in the chain that names them: see `context.TaskContext`."""
     rejects: int
     frequent: tuple[tuple[str, str, int], ...] = ()
     """Frequent keys of what the task sends through an exchange: digest, example, count (at least)."""

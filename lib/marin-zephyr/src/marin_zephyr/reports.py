@@ -16,8 +16,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marin_zephyr.counters import Refused, RowCounts, merge, merge_refused
+from marin_zephyr.counters import RowCounts, merge
+from marin_zephyr.formats.files import is_rejects
 from marin_zephyr.quantities import cut, shown_bytes
+from marin_zephyr.refusals import Refused, merge_refused, num_refused, told_refused
+from marin_zephyr.specs import is_exchanged
 
 if TYPE_CHECKING:
     from marin_zephyr.records import TaskRecord
@@ -80,12 +83,13 @@ class StageReport:
     @property
     def bytes_out(self) -> int:
         """Size of the part files, or of the rows that are kept for a later stage."""
-        return sum(f["size"] for f in self.files if not f["name"].startswith(("exchange-", "rejects/")))
+        names = ((f["name"], f["size"]) for f in self.files)
+        return sum(size for name, size in names if not (is_exchanged(name) or is_rejects(name)))
 
     @property
     def bytes_exchanged(self) -> int:
         """Size of what was sent through an exchange."""
-        return sum(f["size"] for f in self.files if f["name"].startswith("exchange-"))
+        return sum(f["size"] for f in self.files if is_exchanged(f["name"]))
 
     @property
     def rows_per_second(self) -> float:
@@ -181,7 +185,10 @@ class RunReport:
         return path
 
     def __str__(self) -> str:
-        return "\n".join(_table(self.stages) + [line for s in self.stages for line in _remarks(s)] + _refusals(self))
+        lines = [*_table(self.stages), *(line for stage in self.stages for line in _remarks(stage))]
+        if refused := self.refused:
+            lines += [f"{num_refused(refused):,} records refused:", *told_refused(refused, most=_SHOWN)]
+        return "\n".join(lines)
 
 
 def summarize(
@@ -295,12 +302,3 @@ def _remarks(stage: StageReport) -> list[str]:
     hot = stage.hot_keys[:_SHOWN]
     lines += [f"hot key {cut(h['key'], _NAME_WIDTH)}: {h['share']:.0%} of the rows exchanged" for h in hot]
     return [f"  {stage.name}: {line}" for line in lines if line]
-
-
-def _refusals(report: RunReport) -> list[str]:
-    """The commonest kinds of refused records, with an example each."""
-    kinds = sorted(report.refused.items(), key=lambda entry: -entry[1]["count"])
-    lines = [f"  {entry['count']:,} x {kind}, as in {entry['example']}" for kind, entry in kinds[:_SHOWN]]
-    if len(kinds) > _SHOWN:
-        lines.append(f"  and {len(kinds) - _SHOWN} kinds more")
-    return [f"{sum(e['count'] for _, e in kinds):,} records refused:", *lines] if kinds else []

@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import NAMES, Backend, make_backend
-from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, format_bytes, parse_memory
-from marin_zephyr.counters import Refused, check_limit, merge_refused
+from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, parse_memory
+from marin_zephyr.counters import merge
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
-from marin_zephyr.formats.files import SINK_MANIFEST
+from marin_zephyr.formats.files import SINK_MANIFEST, is_rejects
 from marin_zephyr.nodes import Sink
-from marin_zephyr.progress import LogProgress, Progress
+from marin_zephyr.progress import LogProgress, Progress, Work
+from marin_zephyr.quantities import shown_memory
+from marin_zephyr.refusals import Refused, check_limit, merge_refused
 from marin_zephyr.reports import RunReport, StageReport, input_bytes, summarize
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ class Session:
             self._memory = self._memory or default_budget()
             self._workers = workers or max(1, min(_usable_cpus(), self._memory // WORKER_LEAST))
         if backend != "inline" and self._memory and self._memory < (self._workers or 1) * WORKER_LEAST:
-            least = format_bytes(WORKER_LEAST)
+            least = shown_memory(WORKER_LEAST)
             raise UsageError(
                 f"memory={memory!r} is too little for workers={self._workers or 1}: each needs at least {least}"
             )
@@ -128,8 +130,8 @@ class Session:
         from marin_zephyr.stages import directory
 
         out = directory(plan.stages[-1])
-        files = [out / f["name"] for f in last.files if not f["name"].startswith("rejects/")]
-        refused = [out / f["name"] for r in reports for f in r.files if f["name"].startswith("rejects/")]
+        files = [out / f["name"] for f in last.files if not is_rejects(f["name"])]
+        refused = [out / f["name"] for r in reports for f in r.files if is_rejects(f["name"])]
         return RunReport(
             files=tuple(files),
             rejects=tuple(refused),
@@ -145,13 +147,11 @@ class Session:
         """The rows of a dataset that ends in no sink, in order, as dicts."""
         from marin_zephyr.exchange import read_blocks
         from marin_zephyr.outputs import Kept
-        from marin_zephyr.specs import rows_path
 
         plan = self._plan(dataset, output=Kept())
         self._execute(plan, None)
-        home, num_tasks = plan.stages[-1].spec.home, len(plan.stages[-1].inputs)
-        for task in range(num_tasks):
-            for frame in read_blocks(rows_path(home, task)):
+        for path in plan.stages[-1].rows_files:
+            for frame in read_blocks(path):
                 yield from frame.iter_rows(named=True)
 
     def count(self, dataset: Dataset) -> int:
@@ -193,13 +193,13 @@ class Session:
         known = committed(plan.stages[-1])
         if known is not None and len(known) == len(plan.stages):
             for stage, report in zip(plan.stages, known, strict=True):
-                check_limit(stage, report.refused, report.rows_in)
+                _check_limit(stage, report)
             return list(known)
         reports: list[StageReport] = []
         for number, stage in enumerate(plan.stages, 1):
             before = committed(stage) if stage is not plan.stages[-1] else None
             if before is not None:
-                check_limit(stage, before[0].refused, before[0].rows_in)
+                _check_limit(stage, before[0])
                 reports.append(before[0])
                 continue
             label = _label(name, stage.spec.name, number, len(plan.stages))
@@ -221,7 +221,7 @@ class Session:
             check_columns(stage, ordered)
             ran, seconds = [i for i, _ in todo], time.monotonic() - began
             report = summarize(stage, ordered, ran=ran, seconds=seconds, retried=retried)
-            check_limit(stage, report.refused, report.rows_in)
+            _check_limit(stage, report)
             commit(stage, report, earlier=earlier)
         _warn_of_skew(report)
         return report
@@ -234,8 +234,8 @@ class Session:
         refused: Refused = {}
         for record in records.values():
             merge_refused(refused, record.refused)
-        self._progress.start(
-            name,
+        work = Work(
+            name=name,
             steps="shards",
             items="rows",
             total=len(sizes),
@@ -243,10 +243,13 @@ class Session:
             num_bytes=sum(sizes),
             done_bytes=sum(sizes[i] for i in records),
         )
+        self._progress.start(work)
         retried = 0
         try:
             if not todo:
                 return 0
+            if self._backend_name != "inline":
+                _check_shared(todo)
             backend = self._running_backend()
             outcomes, retries = backend.run(stage.spec, todo), backend.num_retries
             try:
@@ -257,7 +260,7 @@ class Session:
                     self._progress.advance(
                         items=record.rows_in, rejected=record.rejects, num_bytes=sizes[record.index], retried=news
                     )
-                    check_limit(stage, refused, None)
+                    check_limit(refused, stage.max_bad, stage=stage.spec.name, rows_in=None)
             finally:
                 outcomes.close()  # ends the tasks that still run, before anyone hears of a failure
         finally:
@@ -292,6 +295,23 @@ def _names_in(directory: str) -> list[str]:
 
 def _usable_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_limit(stage: Stage, report: StageReport) -> None:
+    check_limit(report.refused, stage.max_bad, stage=stage.spec.name, rows_in=report.rows_in)
+
+
+def _check_shared(todo: list[tuple[int, TaskInput]]) -> None:
+    """Refuses inputs that workers would not find."""
+    from marin_zephyr.formats.remote import is_private
+    from marin_zephyr.inputs import FilesInput
+
+    for file in (file for _, each in todo if isinstance(each, FilesInput) for file in each.files):
+        if is_private(file.url):
+            raise UsageError(
+                f"{file.url}: is in the memory of this process, where no worker sees it; "
+                'use backend="inline", or write it to a file'
+            )
 
 
 def _warn_of_skew(report: StageReport) -> None:
@@ -331,6 +351,5 @@ def _totals(reports: list[StageReport]) -> dict[str, int]:
     for what in ("filtered", "rejected", "consumed", "produced"):
         totals[what] = sum(r.total(what) for r in visible)
     for report in visible:
-        for name, n in report.counters.items():
-            totals[name] = totals.get(name, 0) + n
+        merge(totals, report.counters)
     return totals

@@ -41,7 +41,7 @@ class TaskInput(Protocol):
 
 @runtime_checkable
 class KeyedOp(Protocol):
-    """An operation that a keyed node expands into; it brings its own implementation."""
+    """An operation that a keyed or positional node expands into; it brings its own implementation."""
 
     @property
     def label(self) -> str:
@@ -92,6 +92,21 @@ class Stage:
     max_bad: float | None = None
     """How many records may be refused, or which share of them (see `Dataset.from_files`). It changes no byte."""
 
+    @property
+    def rows_files(self) -> tuple[Path, ...]:
+        """The block files in which its tasks keep their rows, in order."""
+        return tuple(rows_path(self.spec.home, task) for task in range(len(self.inputs)))
+
+    @property
+    def blocks_files(self) -> tuple[Path, ...]:
+        """The block files through which its tasks feed an exchange, in order."""
+        return tuple(blocks_path(self.spec.home, task) for task in range(len(self.inputs)))
+
+
+_EXCHANGE = "exchange-"
+HOME_MANIFEST = "manifest.json"
+"""In the home of an intermediate stage: the manifest that makes it count."""
+
 
 def rows_path(home: Path, task: int) -> Path:
     """The block file in which a task keeps its rows."""
@@ -100,4 +115,9 @@ def rows_path(home: Path, task: int) -> Path:
 
 def blocks_path(home: Path, task: int) -> Path:
     """The block file through which a task feeds an exchange."""
-    return home / f"exchange-{task:05d}.blocks"
+    return home / f"{_EXCHANGE}{task:05d}.blocks"
+
+
+def is_exchanged(name: str) -> bool:
+    """Whether a file of a stage, named relative to its home, is one through which it feeds an exchange."""
+    return name.startswith(_EXCHANGE)

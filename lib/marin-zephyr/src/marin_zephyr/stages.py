@@ -29,16 +29,15 @@ from typing import TYPE_CHECKING, Any
 from marin_zephyr.context import check_clash
 from marin_zephyr.durability import replace_file, sole_writer, sync, sync_all, writing
 from marin_zephyr.errors import OutputError, SchemaError
-from marin_zephyr.formats.files import PART, SINK_MANIFEST, STAGING
+from marin_zephyr.formats.files import PART, REJECTS, SINK_MANIFEST, STAGING, is_rejects
 from marin_zephyr.outputs import Parts
 from marin_zephyr.reports import StageReport
-from marin_zephyr.specs import Stage
+from marin_zephyr.specs import HOME_MANIFEST, Stage
 
 if TYPE_CHECKING:
     from marin_zephyr.records import TaskRecord
 
-MANIFEST_SCHEMA = 2
-_HOME_MANIFEST = "manifest.json"
+_SCHEMA = 2
 
 
 def directory(stage: Stage) -> Path:
@@ -57,7 +56,7 @@ def committed(stage: Stage) -> tuple[StageReport, ...] | None:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    if data.get("schema") != MANIFEST_SCHEMA or data.get("fingerprint") != stage.fingerprint:
+    if data.get("schema") != _SCHEMA or data.get("fingerprint") != stage.fingerprint:
         return None
     for file in data["files"]:
         try:
@@ -99,9 +98,9 @@ def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, S
     files = [dict(f) for f in report.files]
     for before, its_report in earlier:
         for file in its_report.files:
-            if file["name"].startswith("rejects/"):
+            if is_rejects(file["name"]):
                 files.append(dict(file))
-                (home / "rejects").mkdir(exist_ok=True)
+                (home / REJECTS).mkdir(exist_ok=True)
                 shutil.copyfile(before.spec.home / file["name"], home / file["name"])
     (out / SINK_MANIFEST).unlink(missing_ok=True)
     _remove_others(out, keep={f["name"] for f in files})
@@ -125,7 +124,7 @@ def _write_manifest(
     stage: Stage, files: Sequence[dict[str, Any]], reports: Sequence[StageReport], *, durable: bool
 ) -> None:
     data = {
-        "schema": MANIFEST_SCHEMA,
+        "schema": _SCHEMA,
         "fingerprint": stage.fingerprint,
         "ingredients": stage.ingredients,
         "files": sorted(files, key=lambda f: f["name"]),
@@ -139,7 +138,7 @@ def manifest_path(stage: Stage) -> Path:
     """Where the manifest lies that makes the stage count."""
     if isinstance(stage.spec.output, Parts):
         return directory(stage) / SINK_MANIFEST
-    return stage.spec.home / _HOME_MANIFEST
+    return stage.spec.home / HOME_MANIFEST
 
 
 def _check_ours(stage: Stage) -> None:
@@ -159,9 +158,9 @@ def _check_ours(stage: Stage) -> None:
 
 
 def _remove_others(out: Path, *, keep: set[str]) -> None:
-    for path in [*out.iterdir(), *(out / "rejects").glob("*.jsonl")]:
+    for path in [*out.iterdir(), *(out / REJECTS).glob("*.jsonl")]:
         name = path.relative_to(out).as_posix()
-        if name not in keep and (PART.fullmatch(name) or name.startswith("rejects/")):
+        if name not in keep and (PART.fullmatch(name) or is_rejects(name)):
             path.unlink()
 
 
@@ -174,7 +173,6 @@ def check_columns(stage: Stage, records: Sequence[TaskRecord]) -> None:
     """
     for column in dict.fromkeys(column for record in records for column in record.clashes):
         check_clash(column, {record.clashes[column] for record in records if column in record.clashes})
-    reading = [r.absent for r in records if r.absent]
-    for name in dict.fromkeys(name for absent in reading for name in absent):
-        if all(absent.get(name, True) for absent in reading):
+    for place, name in dict.fromkeys((p, name) for r in records for p, names in r.absent.items() for name in names):
+        if all(r.absent.get(place, {}).get(name, True) for r in records):
             raise SchemaError(f"{stage.spec.name}: no row of the input has a column {name!r}; check the name")

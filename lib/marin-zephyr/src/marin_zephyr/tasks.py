@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from marin_zephyr.context import MEMORY, TaskContext
-from marin_zephyr.counters import check_chain, collecting
+from marin_zephyr.counters import check_chain, check_written, collecting
 from marin_zephyr.durability import writing
+from marin_zephyr.formats.files import REJECTS
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.operations import run_chain
-from marin_zephyr.outputs import Parts
+from marin_zephyr.outputs import Kept, Parts
 from marin_zephyr.records import TaskRecord, task_file
 from marin_zephyr.specs import StageSpec, TaskInput
 
@@ -37,17 +38,20 @@ def run_task(
     """
     began = time.monotonic()
     with writing(Path(spec.output.path) if isinstance(spec.output, Parts) else spec.home):
-        desk = Desk(spec.on_error, spec.home / "rejects" / f"{spec.name}-{index:05d}.jsonl")
-        context = TaskContext(desk, index, spec.home, memory, care)
+        desk = Desk(spec.on_error, spec.home / REJECTS / f"{spec.name}-{index:05d}.jsonl")
+        context = TaskContext(desk=desk, index=index, home=spec.home, memory=memory, care=care)
         with collecting() as counters:
             frames = task_input.frames(context, context.counter("read"))
             made = run_chain(frames, spec.ops, spec.labels, context)
             if care is not None:
                 made = care.batches(made, "the output")
             files = spec.output.write(made, context)
-            cast("Generator[Any]", frames).close()  # an operation may have had enough
+            for generator in (made, frames):  # an operation may have had enough
+                cast("Generator[Any]", generator).close()
         desk.close()
     check_chain(context.counts)
+    if isinstance(spec.output, (Parts, Kept)):
+        check_written(context.counts, sum(file.rows for file in files))
     if desk.path.exists():
         files.append(task_file(desk.path, spec.home, rows=desk.count))
     record = TaskRecord(

@@ -83,7 +83,7 @@ def refusing(op: Any, numbers: set[int]) -> Any:
 
 def outcome(ops: tuple[Any, ...], care: Care | None) -> tuple[Any, ...]:
     """Every batch that comes out of a chain over two batches, and what was counted."""
-    context = TaskContext(Desk("skip", Path("none")), 0, Path("none"), care=care)
+    context = TaskContext(desk=Desk("skip", Path("none")), index=0, home=Path("none"), care=care)
     frames = iter([pl.DataFrame({"n": range(7)}), pl.DataFrame({"n": range(7, 10)})])
     made = [frame.to_dicts() for frame in run_chain(frames, ops, ["a", "b", "c", "d"], context)]
     return made, context.counts, context.desk.num_rows

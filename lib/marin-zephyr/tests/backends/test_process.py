@@ -183,7 +183,7 @@ class Rows:
     def __init__(self):
         self.seen = []
 
-    def start(self, name, **_):
+    def start(self, work):
         pass
 
     def advance(self, *, items, **_):

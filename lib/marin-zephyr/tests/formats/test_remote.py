@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,18 +107,84 @@ def test_a_remote_sink_is_refused_before_anything_runs(write: str) -> None:
         getattr(Dataset.from_rows([{"n": 1}]), write)("s3://lab/out")
 
 
-@pytest.mark.parametrize("url", ["nosuch://bucket/a.jsonl", "s3://bucket/a.jsonl"])
-def test_a_protocol_without_a_client_is_a_mistake_told_in_one_line(url: str) -> None:
+INSTALL = (
+    "cannot be opened without the extra `{0}`: pip install 'marin-zephyr[{0}]' "
+    "(in the workspace: uv run --extra {0} ...)"
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "client", "error", "said"),
+    [
+        ("nosuch://bucket/a.jsonl", "s3fs", "InputError", "cannot be opened: Protocol not known: nosuch"),
+        ("s3://bucket/a.jsonl", "s3fs", "MissingExtraError", INSTALL.format("s3")),
+        ("s3://bucket/a.zip::b.jsonl", "s3fs", "MissingExtraError", INSTALL.format("s3")),
+        ("hf://datasets/a/b/c.jsonl", "huggingface_hub", "MissingExtraError", INSTALL.format("hf")),
+        (
+            "gs://bucket/*.jsonl",
+            "gcsfs",
+            "InputError",
+            "cannot be opened: Please install gcsfs to access Google Storage",
+        ),
+    ],
+)
+def test_a_protocol_without_a_client_is_a_mistake_told_in_one_line(
+    url: str, client: str, error: str, said: str
+) -> None:
     script = (
         "import sys\n"
-        "sys.modules['s3fs'] = None\n"
+        f"sys.modules[{client!r}] = None\n"
         "from marin_zephyr import Dataset, Session\n"
-        "from marin_zephyr.errors import InputError\n"
+        "from marin_zephyr.errors import ZephyrError\n"
         "try:\n"
         f"    Session(backend='inline').count(Dataset.from_files({url!r}))\n"
-        "except InputError as e:\n"
-        "    print(e)\n"
+        "except ZephyrError as e:\n"
+        "    print(type(e).__name__, e)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    said = {"nosuch": "Protocol not known: nosuch", "s3": "Install s3fs to access S3"}[url.partition(":")[0]]
-    assert done.stdout == f"{url}: cannot be opened: {said}\n"
+    assert done.stdout == f"{error} {url.partition('::')[0]}: {said}\n"
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    import fsspec
+
+    fs = fsspec.filesystem("memory")
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as opened:
+        opened.writestr("in/c.txt", "four\nfive\n")
+        opened.writestr("notes.rst", "six\nseven")
+    files = {"a.txt": b"one\ntwo\n", "b.txt.gz": gzip.compress(b"three\n"), "z.zip": archive.getvalue()}
+    fs.pipe({f"/lab/{name}": data for name, data in files.items()})
+    yield "memory://lab"
+    fs.rm("/lab", recursive=True)
+
+
+def texts(inputs: str, **options) -> list[str]:
+    with Session(backend="inline") as session:
+        return [row["text"] for row in session.rows(Dataset.from_files(inputs, **options))]
+
+
+def test_text_is_read_from_urls_and_from_members_of_archives_there(memory: str, tmp_path: Path) -> None:
+    assert texts(f"{memory}/*.txt*") == ["one", "two", "three"]
+    assert texts(memory) == ["one", "two", "three", "four", "five"]
+    assert texts(f"{memory}/z.zip::in/c.txt") == ["four", "five"]
+    assert texts(f"{memory}/z.zip::*.rst", format="text", unit="file") == ["six\nseven"]
+    (tmp_path / "a.txt").write_text("here\n")
+    assert texts(f"file://{tmp_path}/a.txt") == ["here"]
+
+
+def test_what_is_in_the_memory_of_this_process_is_refused_to_workers(memory: str) -> None:
+    dataset = Dataset.from_files(f"{memory}/z.zip::in/c.txt")
+    with Session(workers=1) as session, pytest.raises(UsageError, match=r"no worker sees it; use backend=\"inline\""):
+        session.count(dataset)
+
+
+@pytest.mark.parametrize("operation", ["isfile", "open"])
+def test_whatever_a_client_raises_names_the_url(memory: str, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    def fail(*args: object, **options: object) -> None:
+        raise RuntimeError("the line\nis dead")
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem." + operation, fail)
+    with pytest.raises(InputError, match=r"memory://+lab/a\.txt: cannot be .*the line is dead"):
+        texts(f"{memory}/a.txt")

@@ -20,6 +20,7 @@ ROWS = st.lists(
 def session():
     with pytest.MonkeyPatch.context() as patch, Session(backend="inline") as session:
         patch.setattr(planning, "_PARTITION_BYTES", 1)
+        patch.setattr(planning, "_MAX_PARTITIONS", 5)
         yield session
 
 

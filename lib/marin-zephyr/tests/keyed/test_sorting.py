@@ -1,6 +1,5 @@
 """Sort: against Python's sorted(), and the same to the byte whatever the memory, the workers or a crash."""
 
-import functools
 import hashlib
 import signal
 import subprocess
@@ -17,30 +16,35 @@ from marin_zephyr import Dataset, Session, col, merging, planning, runs
 from marin_zephyr.backends import inline
 from marin_zephyr.errors import SchemaError, UsageError
 from marin_zephyr.keyed import sorting
-from marin_zephyr.tasks import run_task
 
 NUMBERS = st.none() | st.integers(-3, 3) | st.sampled_from([0.5, -0.0, float("inf"), 2.0**53])
 KEYS = st.tuples(NUMBERS, st.none() | st.text("ab\0", max_size=2), st.none() | st.booleans())
 SHARDS = st.integers(1, 4)
 
 
+def set_ranges(patch: pytest.MonkeyPatch, number: int) -> None:
+    """So many partitions, however few the rows."""
+    patch.setattr(planning, "_PARTITION_BYTES", 1)
+    patch.setattr(planning, "_MAX_PARTITIONS", number)
+
+
 @pytest.fixture
 def many_ranges(monkeypatch):
-    """A partition for every row."""
-    monkeypatch.setattr(planning, "_PARTITION_BYTES", 1)
+    """More partitions than shards."""
+    set_ranges(monkeypatch, 10)
 
 
 def set_no_memory(patch: pytest.MonkeyPatch) -> None:
     """A run a frame, blocks of a row, merges of two."""
     patch.setattr(runs, "BLOCK_BYTES", 1)
     patch.setattr(merging, "BLOCK_BYTES", 1)
-    patch.setattr(inline, "run_task", functools.partial(run_task, memory=1))
+    patch.setattr(inline, "merge_memory", lambda _: 1)
 
 
 @pytest.fixture(scope="module")
 def session():
     with pytest.MonkeyPatch.context() as patch, Session(backend="inline") as session:
-        patch.setattr(planning, "_PARTITION_BYTES", 1)
+        set_ranges(patch, 6)
         yield session
 
 
@@ -87,7 +91,7 @@ def sorted_dataset(out: Path) -> Dataset:
 
 
 def test_part_files_are_the_same_to_the_byte_whatever_the_backend_and_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(planning, "_PARTITION_BYTES", 1)
+    set_ranges(monkeypatch, 8)
     with Session(backend="process", workers=2) as session:
         report = session.run(sorted_dataset(tmp_path / "two"))
     with Session(backend="inline") as session:
@@ -127,12 +131,12 @@ def test_ranges_hold_about_equal_numbers_of_rows_though_few_are_sampled(many_ran
 
 
 CRASHING = """
-import functools, os, signal, sys
+import os, signal, sys
 from marin_zephyr import Dataset, Session, merging, planning, runs
 from marin_zephyr.backends import inline
-from marin_zephyr.tasks import run_task
 planning._PARTITION_BYTES = runs.BLOCK_BYTES = merging.BLOCK_BYTES = 1
-inline.run_task = functools.partial(run_task, memory=1)
+planning._MAX_PARTITIONS = 10
+inline.merge_memory = lambda _: 1
 flag, out, work = sys.argv[1:]
 rows = [{"k": i * 7919 % 50, "at": i} for i in range(200)]
 

@@ -27,8 +27,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from marin_zephyr.backends.memory import Gauge, format_bytes
+from marin_zephyr.backends.memory import Gauge
 from marin_zephyr.errors import RejectRow
+from marin_zephyr.quantities import shown_memory
 
 if TYPE_CHECKING:
     import polars as pl
@@ -100,7 +101,7 @@ class Care:
     def batches(self, frames: Iterator[pl.DataFrame], name: str) -> Iterator[pl.DataFrame]:
         """The same frames, each noted as what the operation ``name`` is about to take."""
         for frame in frames:
-            size = format_bytes(int(frame.estimated_size()))
+            size = shown_memory(int(frame.estimated_size()))
             self.note(name, f"a batch of {frame.height:,} rows, {size}")
             yield frame
             self.note(f"making batches for {name}")

@@ -51,13 +51,6 @@ def merge_memory(ceiling: int) -> int:
     return ceiling // _MERGE_SHARE
 
 
-def format_bytes(amount: int) -> str:
-    """``1.5 GiB``, ``320 MiB``."""
-    if amount >= 1 << 30:
-        return f"{amount / (1 << 30):.3g} GiB"
-    return f"{amount / MIB:.3g} MiB"
-
-
 class Gauge:
     """The memory that a process holds as its own.
 

@@ -24,7 +24,18 @@ if TYPE_CHECKING:
 
     from marin_zephyr.specs import TaskInput
 
+# Where memory is plenty: the allocator comes to the first two by itself once it has freed a block of that size; until
+# then each buffer of some megabytes goes back to the system, and the next one is given page after page of zeros. The
+# last: in huge pages.
+_PLENTY = 1 << 30
+_FAST = {
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864:glibc.malloc.hugetlb=1"
+}
 _BOOT = "import sys; sys.path[:] = {path!r}; from marin_zephyr.backends.worker import main; main({fd})"
+
+# Where it is scarce, freed buffers go back to the system at once. By default Arrow's allocator and the C library's each
+# keep what was the most that they ever held, and a worker would be killed for memory that nothing uses.
+_FRUGAL = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +124,19 @@ class Worker:
         return Death(returncode=self.process.wait(), held=self.held, ceiling=self.passed)
 
 
-def start_worker(*, descriptors: Sequence[int] = ()) -> Worker:
+def start_worker(*, memory: int, descriptors: Sequence[int] = ()) -> Worker:
     """Starts a worker, and does not wait for it to be ready.
 
     Args:
+        memory: bytes that it may hold, about: how its allocators deal with what is freed.
         descriptors: of files that stay open in it, under the same numbers.
     """
     ours, theirs = Pipe(duplex=True)
     fd = theirs.fileno()
+    allocator = _FAST if memory >= _PLENTY else _FRUGAL
     process = subprocess.Popen(
         [sys.executable, "-c", _BOOT.format(path=sys.path, fd=fd)],
-        env={**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        env={**allocator, **os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,
         stdout=2,  # what a function prints must not mix with what the driver prints
         pass_fds=(fd, *descriptors),

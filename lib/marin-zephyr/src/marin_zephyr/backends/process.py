@@ -29,10 +29,11 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from marin_zephyr.backends.care import read_note, shared_page
-from marin_zephyr.backends.memory import Gauge, format_bytes, merge_memory
+from marin_zephyr.backends.memory import Gauge, merge_memory
 from marin_zephyr.backends.pickling import dumps
 from marin_zephyr.backends.pool import Worker, start_worker
 from marin_zephyr.backends.verdicts import Trial
+from marin_zephyr.quantities import shown_memory
 
 if TYPE_CHECKING:  # what is imported here is waited for before the workers start
     from marin_zephyr.records import TaskRecord
@@ -82,11 +83,12 @@ class ProcessBackend:
         self.num_retries = 0
         self._size = workers
         self._memory = memory
-        self._workers = [start_worker() for _ in range(min(self._size, _STARTED_EARLY))]
+        share = memory // workers
+        self._workers = [start_worker(memory=share) for _ in range(min(self._size, _STARTED_EARLY))]
         self._own = Gauge(os.getpid())
         self._looked = 0.0
         if not self._own.works:
-            _log.warning("memory=%s is not enforced: this system has no /proc", format_bytes(memory))
+            _log.warning("memory=%s is not enforced: this system has no /proc", shown_memory(memory))
 
     def run(self, spec: StageSpec, tasks: Sequence[tuple[int, TaskInput]]) -> Generator[TaskRecord]:
         """See `marin_zephyr.backends.Backend.run`."""
@@ -122,7 +124,7 @@ class ProcessBackend:
     def _hand_out(self, stage: _Stage) -> None:
         """Gives each idle worker a task, starting workers while there is work for them."""
         while len(self._workers) < min(self._size, len(stage.waiting)):
-            self._workers.append(start_worker())
+            self._workers.append(start_worker(memory=self._memory // self._size))
         memory = merge_memory(self._memory // self._size)
         for ahead in (0, 1):  # nobody is sent a second task while another has none
             for worker in self._workers:
@@ -179,7 +181,7 @@ class ProcessBackend:
         self._end(list(self._workers))
         while True:
             with shared_page() as page:
-                worker = start_worker(descriptors=[page])
+                worker = start_worker(memory=self._memory, descriptors=[page])
                 self._workers.append(worker)
                 ceiling = self._ceiling(1)
                 terms = {"memory": merge_memory(self._memory), "care": (page, trial.condemned)}

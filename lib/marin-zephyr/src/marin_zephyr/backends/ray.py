@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import pickle
 import secrets
 import shutil
 import socket
@@ -56,6 +57,7 @@ _NODE = "node"
 """A file in a try's directory: where it runs."""
 _END = 10.0
 """Seconds to wait for cancelled tasks to end; what they write is in nobody's way."""
+_SAME = "give all nodes the same packages and code as the driver, as in one image"
 _ONE_THREAD = {"POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -175,8 +177,6 @@ class RayBackend:
 
     def _collect(self, ray: Any, stage: _Stage) -> Iterator[TaskRecord]:
         """Waits for an outcome, and takes all that are there; if none comes, looks for those that never will."""
-        import pickle
-
         if not ray.wait(list(stage.running), num_returns=1, timeout=_LOOK)[0]:
             self.num_retries += _give_up(ray, stage)
             return
@@ -197,9 +197,6 @@ class RayBackend:
                 raise value
             _accept(value, home, stage.spec.home)
             yield value
-
-
-_SAME = "give all nodes the same packages and code as the driver, as in one image"
 
 
 def _num_cpus(ray: Any) -> int:

@@ -18,8 +18,8 @@ import logging
 import signal
 from typing import TYPE_CHECKING
 
-from marin_zephyr.backends.memory import format_bytes
 from marin_zephyr.errors import MemoryLimitError, WorkerDiedError, ZephyrError
+from marin_zephyr.quantities import shown_memory
 
 if TYPE_CHECKING:
     from marin_zephyr.backends.care import Note, Position
@@ -78,7 +78,7 @@ class Trial:
         if note is None:
             return kind(f"{self._task}: its worker {_what(death)}, {_TRIES} times; {_fix(death)}")
         at = note.operation + (f" on {note.what}" if note.what else "")
-        held = "" if death.ceiling is None else f" (it held {format_bytes(note.held)} before)"
+        held = "" if death.ceiling is None else f" (it held {shown_memory(note.held)} before)"
         aside = ""
         if len(self.condemned) == _MAX_CONDEMNED:
             aside = f"; {_MAX_CONDEMNED} rows are left out already"
@@ -93,7 +93,7 @@ def _is_to_blame(note: Note, death: Death) -> bool:
 
 
 def _what(death: Death) -> str:
-    return str(death) if death.ceiling is None else f"passed the memory ceiling of {format_bytes(death.ceiling)}"
+    return str(death) if death.ceiling is None else f"passed the memory ceiling of {shown_memory(death.ceiling)}"
 
 
 def _reason(death: Death) -> str:

@@ -3,6 +3,7 @@
 - `files`        which files an input names, in which order, cut into shards of work
 - `splits`       where one large file may be cut
 - `archives`     zip archives as files of files
+- `remote`       files behind URLs, and the clients that they need
 - `streams`      decompression that notices a file which ends too early
 - `lines`        blocks of whole lines with their line numbers and byte offsets
 - `jsonl`, `text`, `csv`, `parquet`, `arrow`, `warc`   the readers

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from marin_zephyr.errors import InputError
+from marin_zephyr.formats.remote import open_url
 
 MEMBER_OF = "::"
 _SUFFIX = ".zip"
@@ -115,8 +116,4 @@ class _Member:
 
 
 def _open(url: str) -> IO[bytes]:
-    if "://" not in url:
-        return Path(url).open("rb")
-    import fsspec
-
-    return fsspec.url_to_fs(url)[0].open(url, "rb")
+    return open_url(url) if "://" in url else Path(url).open("rb")

@@ -28,8 +28,9 @@ from marin_zephyr.formats.parquet import is_text
 from marin_zephyr.formats.provenance import finish, needed
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks, open_random
-from marin_zephyr.formats.writers import check_columns
+from marin_zephyr.formats.writers import GROUP_BYTES, check_columns
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, conform, to_frame, unify
+from marin_zephyr.merging import batches
 from marin_zephyr.nodes import ReadOptions
 
 _MAGIC = b"ARROW1"
@@ -98,7 +99,7 @@ def _batch_rows(batch: pa.RecordBatch) -> int:
 
 
 class ArrowPart:
-    """One Arrow file; batches of at most 65,536 rows and 64 MiB. Satisfies `writers.PartWriter`.
+    """One Arrow file; batches of at most 65,536 rows and 16 MiB. Satisfies `writers.PartWriter`.
 
     Args:
         path: the file to write.
@@ -115,12 +116,11 @@ class ArrowPart:
 
     def write(self, frame: pl.DataFrame) -> None:
         """Appends rows, holding them until a batch is full."""
-        table = _decoded(frame.to_arrow())
         known = [] if self._schema is None else [self._schema]
-        self._widen(unify([*known, table.schema], what=self._path.name))
-        for start in range(0, table.num_rows, BATCH_ROWS):
-            piece = table.slice(start, BATCH_ROWS)
-            if self._held and (self._rows + piece.num_rows > BATCH_ROWS or self._bytes + piece.nbytes > BATCH_BYTES):
+        self._widen(unify([*known, _decoded(frame.clear().to_arrow()).schema], what=self._path.name))
+        for part in batches([frame]):
+            piece = _decoded(part.to_arrow())
+            if self._held and (self._rows + piece.num_rows > BATCH_ROWS or self._bytes + piece.nbytes > GROUP_BYTES):
                 self._flush()
             self._held.append(piece)
             self._rows += piece.num_rows

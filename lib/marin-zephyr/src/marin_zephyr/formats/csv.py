@@ -42,6 +42,8 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
                 raise ValueError(f"{len(fields)} fields under a header of {len(header)}")
             if header is None and len(set(fields)) != len(fields):
                 raise ValueError("the header names a column twice")
+            if header is None and any("\0" in field for field in fields):
+                raise ValueError("the header holds a NUL, which no column's name can")
         except (ValueError, csv.Error) as e:
             desk.record(file, line=line.number, offset=line.offset, reason=f"not a CSV record: {e}", raw=line.data)
             if header is None:

@@ -21,18 +21,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from marin_zephyr.errors import InputError
-from marin_zephyr.formats import infer, is_known
+from marin_zephyr.formats import infer, is_known, remote
 from marin_zephyr.formats.archives import MEMBER_OF, is_archive, members, split_member
 from marin_zephyr.formats.splits import Span, spans
 
 if TYPE_CHECKING:
     from marin_zephyr.nodes import FileSource, ReadOptions
 
-# What the output directory of a sink holds: parts, the manifest that is written last, and, until then, staged work.
+# What the output directory of a sink holds: parts, the manifest that is written last, staged work until then, and what
+# was refused.
 PART = re.compile(r"part-\d{5,}\.(parquet|arrow|jsonl|jsonl\.gz|jsonl\.zst)")
 SINK_MANIFEST = "_manifest.json"
 _BY_MANIFEST = "manifest:"
 STAGING = ".staging-"
+REJECTS = "rejects"
+UNKNOWN = "unknown"
+"""The format of a file whose name tells none."""
 
 _log = logging.getLogger(__name__)
 _WILDCARDS = frozenset("*?[")
@@ -83,8 +87,12 @@ class InputFile:
         return self.size * factor
 
 
-def list_files(source: FileSource) -> tuple[InputFile, ...]:
+def list_files(source: FileSource, *, lenient: bool = False) -> tuple[InputFile, ...]:
     """The files that a source names, sorted, each once; of a zip archive its members, or those that match a pattern.
+
+    Args:
+        source: names them.
+        lenient: whether empty files alone will do, and a file of no known format is one of the format `UNKNOWN`.
 
     Raises:
         InputError: an input matches nothing, is of no known format, or all files together are empty.
@@ -94,11 +102,10 @@ def list_files(source: FileSource) -> tuple[InputFile, ...]:
         pattern, wanted = split_member(given)
         with listing(pattern):
             root = source.root or _root(pattern)
-            matches = _remote(pattern) if "://" in pattern else _local(pattern)
+            matches = remote.find(pattern) if "://" in pattern else _local(pattern)
         if not matches:
-            raise InputError(
-                f"{pattern}: no such file, or nothing matches; check the path (working directory {Path.cwd()})"
-            )
+            what = "URL" if "://" in pattern else f"path (working directory {Path.cwd()})"
+            raise InputError(f"{pattern}: no such file, or nothing matches; check the {what}")
         for url, size, version in matches:
             name = encodable(_relative(url, root, alone=len(source.inputs) == 1))
             if not is_archive(url):
@@ -111,9 +118,10 @@ def list_files(source: FileSource) -> tuple[InputFile, ...]:
     files = []
     for url in sorted(found):
         size, version, name = found[url]
-        format, compression = infer(url, format=source.format)
+        known = not lenient or source.format is not None or is_known(url)
+        format, compression = infer(url, format=source.format) if known else (UNKNOWN, None)
         files.append(InputFile(url=url, name=name, format=format, compression=compression, size=size, version=version))
-    if not any(f.size for f in files):
+    if not lenient and not any(f.size for f in files):
         raise InputError(f"{', '.join(source.inputs)}: {len(files)} file(s), all empty; there is nothing to read")
     return tuple(_named_apart(files, source))
 
@@ -183,6 +191,11 @@ def check_whole(paths: Iterable[Path]) -> None:
     for directory in sorted({path.parent for path in paths if PART.fullmatch(path.name)}):
         if not (directory / SINK_MANIFEST).exists() and any(directory.glob(f"{STAGING}*")):
             raise InputError(f"{directory}: the run that wrote it did not finish; run it again, it goes on from there")
+
+
+def is_rejects(name: str) -> bool:
+    """Whether a file of a stage, named relative to its directory, holds what was refused."""
+    return name.startswith(f"{REJECTS}/")
 
 
 def check_unchanged(file: InputFile) -> None:
@@ -296,40 +309,7 @@ def _manifest(directory: Path) -> tuple[int, str]:
 
 def _hidden(parts: tuple[str, ...]) -> bool:
     """Hidden files, manifests, and the rejects of an earlier run are not data."""
-    return any(part.startswith((".", "_")) for part in parts) or "rejects" in parts[:-1]
-
-
-def _remote(pattern: str) -> list[tuple[str, int, str]]:
-    import fsspec
-
-    try:
-        fs, path = fsspec.url_to_fs(pattern)
-    except (ImportError, ValueError) as e:  # a client is not installed; there is no such protocol
-        raise InputError(f"{pattern}: cannot be opened: {e}") from e
-    fs.invalidate_cache()  # of listings that this process has seen earlier
-    found: dict[str, Any]
-    if _WILDCARDS & set(path):
-        found = fs.glob(path, detail=True)
-    elif fs.isfile(path):
-        found = {path: fs.info(path)}
-    else:
-        found = fs.find(path, detail=True)
-    entries = [(name, info) for name, info in found.items() if info.get("type", "file") == "file"]
-    return [(fs.unstrip_protocol(name), int(info["size"]), _etag(info)) for name, info in entries]
-
-
-# What file systems of fsspec call the thing that changes with a file; digests before times.
-_VERSIONS = (
-    *("ETag", "etag", "e_tag", "md5Hash", "blob_id"),
-    *("mtime", "created", "LastModified", "last_modified", "modified"),
-)
-
-
-def _etag(info: dict[str, Any]) -> str:
-    for key in _VERSIONS:
-        if info.get(key) is not None:
-            return str(info[key])
-    return ""
+    return any(part.startswith((".", "_")) for part in parts) or REJECTS in parts[:-1]
 
 
 def _root(pattern: str) -> str:

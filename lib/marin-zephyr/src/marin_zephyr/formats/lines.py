@@ -32,7 +32,7 @@ from marin_zephyr.formats.streams import blocks
 BLOCK_BYTES = 8 << 20
 _SCAN_BYTES = 1 << 18  # what is scanned at once, to stay in the processor's cache
 _NEWLINE, _RETURN = ord("\n"), ord("\r")
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 def _none() -> int:
@@ -215,7 +215,7 @@ class _Position:
         self.pending: list[bytes] = []
 
     def advance(self, data: bytes) -> Block:
-        start = len(_BOM) if self.offset == 0 and data.startswith(_BOM) else 0
+        start = len(BOM) if self.offset == 0 and data.startswith(BOM) else 0
         block = Block(data[start:], self.nth, self.offset + start, _newlines(data[start:]), self.before)
         self.nth += len(block.newlines)
         self.offset += len(data)

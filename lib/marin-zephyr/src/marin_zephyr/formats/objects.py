@@ -110,7 +110,7 @@ def taken(row: dict[str, Any], options: ReadOptions, *, doubtful: bool) -> dict[
         RefusedLineError: it is not.
     """
     names = needed(options)
-    asked = row if names is None else {name: row.get(name) for name in names}
+    asked = row if names is None else {name: row[name] for name in names if name in row}
     if doubtful:
         check_values({**asked, **{name: row.get(name) for name in options.string_columns}})
     for name in options.string_columns:

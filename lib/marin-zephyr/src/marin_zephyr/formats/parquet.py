@@ -1,4 +1,4 @@
-"""Parquet: batches of whole rows, cut by the file's own statistics so that none passes 64 MiB.
+"""Parquet: batches of whole rows, cut by the file's own statistics so that none passes 8 MiB.
 
 A row group of which the statistics say that the predicate is true nowhere is not read (see `predicates`).
 
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.predicates import Bounds, may_hold
-from marin_zephyr.formats.provenance import finish, needed
+from marin_zephyr.formats.provenance import finish, needed, note_absent
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import open_random
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, to_frame
@@ -50,8 +50,8 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
                     desk.record(file, line=None, offset=None, reason=reason, raw=b"", rows=max(1, lost))
                     return
             desk.num_filtered += num_filtered
-            if num_filtered and options.predicate is not None:
-                desk.absent |= {name: False for name in options.predicate.meta.root_names() if name in schema.names}
+            if num_filtered:  # of these rows nobody else tells which columns they have
+                note_absent(schema.names, options, desk)
             names = schema.names
             wanted = needed(options)
             if wanted is not None:  # one at least: a batch without columns forgets its rows

@@ -67,6 +67,25 @@ def may_hold(predicate: pl.Expr, bounds: Mapping[str, Bounds], num_groups: int) 
     return np.ones(num_groups, dtype=bool) if found is None else found
 
 
+def is_comparison(predicate: pl.Expr) -> bool:
+    """Whether it is made of nothing but what `may_hold` understands: types alone say whether it can be evaluated."""
+    parts = predicate.meta.pop()
+    if len(parts) == 1:
+        (part,) = parts
+        return part.meta.is_column() and any(map(predicate.meta.eq, (part.is_null(), part.is_not_null())))
+    if len(parts) != 2:
+        return False
+    right, left = parts
+    if any(map(predicate.meta.eq, (left & right, left | right))):
+        return is_comparison(left) and is_comparison(right)
+    if {left.meta.is_column(), right.meta.is_column()} != {True, False} or not (
+        left.meta.is_literal() or right.meta.is_literal()
+    ):
+        return False
+    known = [left == right, left != right, left < right, left <= right, left > right, left >= right, left.is_in(right)]
+    return any(map(predicate.meta.eq, known))
+
+
 def _unary(predicate: pl.Expr, part: pl.Expr, bounds: Mapping[str, Bounds]) -> np.ndarray | None:
     known = bounds.get(part.meta.output_name()) if part.meta.is_column() else None
     if known is None:

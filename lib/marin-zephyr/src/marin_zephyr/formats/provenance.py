@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from marin_zephyr.errors import SchemaError
+from marin_zephyr.evaluation import evaluated, with_nulls
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block
 from marin_zephyr.formats.rejects import Desk
@@ -26,12 +27,21 @@ def needed(options: ReadOptions) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(name for name in names if name not in provenance))
 
 
+def note_absent(present: Sequence[str], options: ReadOptions, desk: Desk) -> None:
+    """Notes which columns of the predicate some rows have. Those that the caller asked for are there, if as nulls."""
+    if options.predicate is None or (options.columns is not None and not options.pushed):
+        return
+    there = {*present, *(SOURCE if options.with_source else ())}
+    for name in options.predicate.meta.root_names():
+        desk.absent[name] = desk.absent.get(name, True) and name not in there
+
+
 def project(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     """Exactly these columns, in this order; one that the frame lacks is null."""
     if not columns:
         return pl.DataFrame(height=frame.height)
     # In two steps: a `select` of nothing but literals would be one row high.
-    return _with_nulls(frame, columns).select(columns)
+    return with_nulls(frame, columns).select(columns)
 
 
 def finish(
@@ -61,6 +71,7 @@ def finish(
         frame = frame.with_columns(_provenance(frame.height, file, rows, offsets))
         asked = None if asked is None else [*asked, *SOURCE]
     if options.predicate is not None and desk is not None:
+        note_absent(frame.columns, options, desk)
         frame = _kept(frame, options.predicate, file, desk)
     if asked is None:
         return frame
@@ -96,19 +107,10 @@ def _places(name: str, values: Sequence[int] | np.ndarray | None, height: int) -
 
 def _kept(frame: pl.DataFrame, predicate: pl.Expr, file: InputFile, desk: Desk) -> pl.DataFrame:
     """The rows for which the predicate is true; a column that the batch lacks is null, and null is not true."""
-    names = predicate.meta.root_names()
-    for name in names:
-        desk.absent[name] = desk.absent.get(name, True) and name not in frame.columns
-    whole = _with_nulls(frame, names)
-    # A batch of nothing but nulls has no type; Polars's string functions want one.
-    untyped = [name for name in names if whole.schema[name] == pl.Null]
+    names = list(dict.fromkeys(predicate.meta.root_names()))
+    whole = with_nulls(frame, names)
     try:
-        try:
-            verdict = _verdict(whole, predicate)
-        except pl.exceptions.PolarsError:
-            if not untyped:
-                raise
-            verdict = _verdict(whole.with_columns(pl.col(name).cast(pl.String) for name in untyped), predicate)
+        verdict = evaluated(whole, names, lambda f: f.with_columns(predicate.alias(_VERDICT))[_VERDICT])
     except pl.exceptions.PolarsError as e:
         raise SchemaError(f"{file.url}: filter: {e}") from e
     if verdict.dtype not in (pl.Boolean, pl.Null):
@@ -116,11 +118,3 @@ def _kept(frame: pl.DataFrame, predicate: pl.Expr, file: InputFile, desk: Desk) 
     kept = frame.filter(verdict.cast(pl.Boolean))
     desk.num_filtered += frame.height - kept.height
     return kept
-
-
-def _verdict(frame: pl.DataFrame, predicate: pl.Expr) -> pl.Series:
-    return frame.with_columns(predicate.alias(_VERDICT))[_VERDICT]
-
-
-def _with_nulls(frame: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    return frame.with_columns(pl.lit(None).alias(name) for name in names if name not in frame.columns)

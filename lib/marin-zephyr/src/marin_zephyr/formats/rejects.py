@@ -16,12 +16,14 @@ import re
 from pathlib import Path
 from typing import IO, Any
 
-from marin_zephyr.counters import Refused, add_refused
 from marin_zephyr.errors import BadRecordError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, InputFile
 from marin_zephyr.nodes import OnError
+from marin_zephyr.quantities import clipped
+from marin_zephyr.refusals import Refused, add_refused
 
 _RAW_LIMIT = 1 << 20
+_SHOWN = 200
 _OBJECT = re.compile(r"^object [\d,]+: ")
 
 
@@ -56,7 +58,7 @@ class Desk:
         where = ("" if line is None else f", line {line:,}") + ("" if offset is None else f", byte offset {offset:,}")
         if self.policy == "raise":
             raise BadRecordError(f"{file.url}{where}: {reason}; {_fix(file)}")
-        add_refused(self.refused, kind(reason), rows, f"{file.name}{where}: {reason}")
+        add_refused(self.refused, kind(reason), num_records=rows, example=f"{file.name}{where}: {reason}")
         if self.policy == "quarantine":
             kept = base64.b64encode(raw[:_RAW_LIMIT]).decode()
             at = {"file": file.name, "line": line, "offset": offset}
@@ -69,7 +71,7 @@ class Desk:
         if self.policy == "raise":
             fix = 'pass on_error="quarantine" to set such rows aside'
             raise BadRecordError(f"{operation} refused a row of {place(row)}: {reason}; {fix}")
-        add_refused(self.refused, kind(reason), 1, f"{operation}, {place(row)}: {reason}")
+        add_refused(self.refused, kind(reason), num_records=1, example=f"{operation}, {place(row)}: {reason}")
         if self.policy == "quarantine":
             at = {"file": row.get("source"), "line": row.get("source_row"), "offset": row.get("source_offset")}
             self._write({**at, "operation": operation, "reason": reason, "row": row})
@@ -107,8 +109,7 @@ def place(row: dict[str, Any]) -> str:
     """Where a row came from, as far as it says; otherwise its first fields."""
     if row.get("source") is not None:
         return f"{row['source']}, row {row.get('source_row')}"
-    shown = repr(row)
-    return shown if len(shown) <= 200 else shown[:200] + "…"
+    return clipped(repr(row), _SHOWN)
 
 
 def _plain(value: Any) -> Any:

@@ -14,18 +14,22 @@ import lzma
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import zstandard
 from isal import isal_zlib
 
-from marin_zephyr.errors import InputError, TruncatedFileError
+from marin_zephyr.errors import InputError, TruncatedFileError, ZephyrError
 from marin_zephyr.formats.archives import is_member, open_member
+from marin_zephyr.formats.remote import open_url
 
 _CHUNK = 1 << 18
-# Of a piece in which damage is found nothing comes out, so the pieces fed to a decompressor are small.
+_GZIP_PIECE = 1 << 16  # what a short member leaves of one is copied, so it is not larger
+# Of a piece in which damage is found nothing comes out, so the pieces fed to a decompressor there are small.
 _PIECE = 1 << 14
+_LIMIT = 4 << 20  # bytes that come out at once, however well they were compressed
 _GZIP_WINDOW = 31  # the largest window, and a gzip header and checksum
+_GZIP_MAGIC = b"\x1f\x8b"
 
 
 def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -> Iterator[bytes]:
@@ -43,9 +47,7 @@ def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -
     """
     try:
         with open_file(url) as raw:
-            if at:
-                raw.seek(at)
-            for piece in _decompressed(raw, compression, url):
+            for piece in _to_the_end(raw, compression, url, at=at):
                 offset += len(piece)
                 yield piece
     except EOFError as e:
@@ -57,7 +59,9 @@ def blocks(url: str, compression: str | None, *, at: int = 0, offset: int = 0) -
         raise InputError(
             f"{url}: {compression} data is damaged: it shows after {offset:,} uncompressed bytes ({e})"
         ) from e
-    except OSError as e:
+    except Exception as e:
+        if isinstance(e, ZephyrError) or ("://" not in url and not isinstance(e, OSError)):
+            raise
         raise InputError(f"{url}: cannot be read: the error came after {offset:,} bytes ({e})") from e
 
 
@@ -67,9 +71,7 @@ def open_file(url: str) -> IO[bytes]:
         return open_member(url)
     if "://" not in url:
         return Path(url).open("rb")
-    import fsspec
-
-    return cast(IO[bytes], fsspec.url_to_fs(url)[0].open(url, "rb"))
+    return open_url(url)
 
 
 def open_random(url: str) -> Any:
@@ -82,15 +84,33 @@ def open_random(url: str) -> Any:
     return open_file(url) if "://" in url else pa.OSFile(os.fsencode(url), "rb")
 
 
+def _to_the_end(raw: IO[bytes], compression: str | None, url: str, *, at: int) -> Iterator[bytes]:
+    """What can be had; gzip at first in large pieces and, where one is damaged, once more in small ones."""
+    if at:
+        raw.seek(at)
+    given = 0
+    try:
+        for piece in _decompressed(raw, compression, url):
+            given += len(piece)
+            yield piece
+    except isal_zlib.IsalError:  # pyrefly: ignore
+        raw.seek(at)
+        for piece in _gzip(raw, _PIECE):
+            if len(piece) > given:
+                yield piece[given:]
+            given = max(0, given - len(piece))
+
+
 def _decompressed(raw: IO[bytes], compression: str | None, url: str) -> Iterator[bytes]:
     if compression == "gz":
-        return _members(raw, lambda: isal_zlib.decompressobj(_GZIP_WINDOW), padding=b"\0")
+        return _gzip(raw, _GZIP_PIECE)
     if compression == "zst":
-        return _members(raw, lambda: zstandard.ZstdDecompressor().decompressobj(), padding=b"")
-    if compression == "xz":
-        return _pieces(lzma.LZMAFile(raw).read1)
-    if compression == "bz2":
-        return _pieces(bz2.BZ2File(raw).read1)
+        return _members(raw, lambda _: zstandard.ZstdDecompressor().decompressobj(), size=_PIECE, padding=b"")
+    if compression in ("xz", "bz2"):
+        if not raw.read(1):  # to the standard library a file of no stream at all is whole
+            raise EOFError
+        raw.seek(0)
+        return _pieces(lzma.LZMAFile(raw).read1 if compression == "xz" else bz2.BZ2File(raw).read1)
     if compression is not None:
         raise InputError(f"{url}: unknown compression {compression!r}")
     return _pieces(raw.read)
@@ -102,19 +122,43 @@ def _pieces(read: Callable[[int], bytes]) -> Iterator[bytes]:
         yield piece
 
 
-def _members(raw: IO[bytes], decompressor: Callable[[], Any], *, padding: bytes) -> Iterator[bytes]:
-    """Member after member, with padding between and after. ``EOFError`` if the last one does not end."""
+def _gzip(raw: IO[bytes], size: int) -> Iterator[bytes]:
+    return _members(raw, _gzip_member, size=size, padding=b"\0", limit=_LIMIT)
+
+
+def _gzip_member(head: bytes) -> Any:
+    """ISA-L takes less than a header's length of anything for the beginning of one."""
+    if not head.startswith(_GZIP_MAGIC[: len(head)]):
+        raise isal_zlib.IsalError("no gzip header")
+    return isal_zlib.decompressobj(_GZIP_WINDOW)
+
+
+def _members(
+    raw: IO[bytes], decompressor: Callable[[bytes], Any], *, size: int, padding: bytes, limit: int | None = None
+) -> Iterator[bytes]:
+    """Member after member, with padding between and after. ``EOFError`` if the last one does not end, or none is.
+
+    Args:
+        raw: the file.
+        decompressor: makes one for a member that begins with these bytes.
+        size: how much of the file is read at once.
+        padding: what may follow a member.
+        limit: how much the decompressor gives at once, if it can be told.
+    """
     member, ended = None, False
-    while piece := raw.read(_PIECE):
-        while piece:
+    while piece := raw.read(size):
+        more = False
+        while piece or more:
             if member is None:
                 if ended and not (piece := piece.lstrip(padding)):
                     break
-                member = decompressor()
-            if out := member.decompress(piece):
+                member = decompressor(piece)
+            out = member.decompress(piece) if limit is None else member.decompress(piece, limit)
+            if out:
                 yield out
-            piece = b""
             if member.eof:
-                piece, member, ended = member.unused_data, None, True
-    if member is not None:
+                piece, member, ended, more = member.unused_data, None, True, False
+            else:
+                piece, more = member.unconsumed_tail, len(out) == limit
+    if member is not None or not ended:
         raise EOFError

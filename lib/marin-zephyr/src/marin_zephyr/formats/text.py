@@ -13,14 +13,12 @@ import polars as pl
 
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.formats.lines import Block, file_blocks
+from marin_zephyr.formats.lines import BOM, Block, file_blocks
 from marin_zephyr.formats.provenance import finish, numbered
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import BATCH_ROWS
 from marin_zephyr.nodes import ReadOptions
-
-_BOM = b"\xef\xbb\xbf"
 
 
 def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataFrame]:
@@ -64,7 +62,7 @@ def _read_whole(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[p
         desk.record(file, line=None, offset=0, reason=reason, raw=b"".join(pieces))
         return
     data = b"".join(pieces)
-    start = len(_BOM) if data.startswith(_BOM) else 0
+    start = len(BOM) if data.startswith(BOM) else 0
     try:
         text = data[start:].decode("utf-8")
     except UnicodeDecodeError as e:

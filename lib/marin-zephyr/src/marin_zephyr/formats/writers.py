@@ -25,8 +25,12 @@ import pyarrow.parquet as pq
 import zstandard
 
 from marin_zephyr.errors import SchemaError
-from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, conform, unify
+from marin_zephyr.frames import BATCH_ROWS, conform, unify
+from marin_zephyr.merging import batches
 from marin_zephyr.nodes import RAW
+
+GROUP_BYTES = 16 << 20
+"""Of values in a row group: what a part holds back, and for the time of a copy twice."""
 
 _SAME_IN_POLARS = (pl.String, pl.Boolean, pl.Null, pl.Float64, pl.Int8, pl.Int16, pl.Int32, pl.Int64)
 _SAME_IN_POLARS += (pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
@@ -45,7 +49,7 @@ class PartWriter(Protocol):
 
 
 class ParquetPart:
-    """One parquet file; row groups of at most 65,536 rows and 64 MiB."""
+    """One parquet file; row groups of at most 65,536 rows and 16 MiB."""
 
     def __init__(self, path: Path, compression: str | None) -> None:
         self._path = path
@@ -57,12 +61,11 @@ class ParquetPart:
 
     def write(self, frame: pl.DataFrame) -> None:
         """Appends rows, holding them until a row group is full."""
-        table = frame.to_arrow()
-        schema = table.schema if self._schema is None else unify([self._schema, table.schema], what=self._path.name)
-        self._widen(schema)
-        for start in range(0, table.num_rows, BATCH_ROWS):
-            piece = table.slice(start, BATCH_ROWS)
-            if self._held and (self._rows + piece.num_rows > BATCH_ROWS or self._bytes + piece.nbytes > BATCH_BYTES):
+        known = [] if self._schema is None else [self._schema]
+        self._widen(unify([*known, frame.clear().to_arrow().schema], what=self._path.name))
+        for part in batches([frame]):
+            piece = part.to_arrow()
+            if self._held and (self._rows + piece.num_rows > BATCH_ROWS or self._bytes + piece.nbytes > GROUP_BYTES):
                 self._flush()
             self._held.append(piece)
             self._rows += piece.num_rows

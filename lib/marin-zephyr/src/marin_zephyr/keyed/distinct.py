@@ -38,25 +38,14 @@ def expand(builder: Builder, node: Distinct) -> Open:
     upstream = replace(upstream, ops=(*upstream.ops, DropRepeats(on=node.on, keep=node.keep)))
     num_shards, num_parts = len(upstream.inputs), num_partitions(upstream)
     keys = builder.close(upstream, "distinct-keys", KeptWithKeys(num_partitions=num_parts))
-    exchange = Open(
-        inputs=partition_inputs(keys, num_parts, weight=upstream.weight),
-        origin=keys.fingerprint,
-        weight=upstream.weight,
-        on_error=upstream.on_error,
-        ops=(PickSurvivors(keep=node.keep),),
-    )
-    picks = builder.close(
-        exchange, "distinct-pick", Scattered(column="shard", num_partitions=num_shards), internal=True
-    )
-    decisions = tuple(blocks_path(picks.spec.home, task) for task in range(num_parts))
+    positions = partition_inputs(keys, num_parts, weight=upstream.weight)
+    exchange = replace(upstream, inputs=positions, origin=keys.fingerprint, ops=(PickSurvivors(keep=node.keep),))
+    to_shards = Scattered(column="shard", num_partitions=num_shards)
+    picks = builder.close(exchange, "distinct-pick", to_shards, internal=True)
+    decisions = picks.blocks_files
     inputs = tuple(
-        SurvivorsInput(
-            rows=rows_path(keys.spec.home, shard),
-            decisions=decisions,
-            shard=shard,
-            weight=upstream.inputs[shard].weight,
-        )
-        for shard in range(num_shards)
+        SurvivorsInput(rows=rows, decisions=decisions, shard=shard, weight=upstream.inputs[shard].weight)
+        for shard, rows in enumerate(keys.rows_files)
     )
     return replace(upstream, inputs=inputs, origin=picks.fingerprint, ops=())
 
@@ -81,7 +70,7 @@ class DropRepeats:
         """The frames without repeats, with the columns ``_HIGH`` and ``_LOW``."""
         recent = _Recent(_RECENT) if self.keep == "first" else None
         for frame in nonempty(frames):
-            frame = context.require(frame, self.on or ())
+            frame = context.require(frame, self.on or (), name)
             digests = key_digests(frame, self.on)
             fresh = _distinct_in(digests, self.keep)
             if recent is not None:

@@ -26,8 +26,8 @@ from marin_zephyr.planning import Builder, Open, num_partitions, partition_input
 from marin_zephyr.runs import stack
 
 # Counted by the rows alone, not by the memory that there is or that a layout takes: they decide how float sums round.
-_GATHERED_ROWS = 500_000
-_GATHERED_BYTES = 32 << 20
+_GATHERED_ROWS = 200_000
+_GATHERED_BYTES = 8 << 20
 
 
 def expand(builder: Builder, node: GroupBy) -> Open:
@@ -37,14 +37,9 @@ def expand(builder: Builder, node: GroupBy) -> Open:
     partial = PartialAggregates(keys=node.keys, aggregates=node.aggregates)
     upstream = replace(upstream, ops=(*upstream.ops, partial))
     exchange = builder.close(upstream, "group-partial", Scattered(on=node.keys, num_partitions=num_parts))
-    return Open(
-        inputs=partition_inputs(exchange, num_parts, weight=upstream.weight),
-        origin=exchange.fingerprint,
-        weight=upstream.weight,
-        on_error=upstream.on_error,
-        max_bad=upstream.max_bad,
-        ops=(CombinedAggregates(keys=node.keys, aggregates=node.aggregates),),
-    )
+    inputs = partition_inputs(exchange, num_parts, weight=upstream.weight)
+    combined = CombinedAggregates(keys=node.keys, aggregates=node.aggregates)
+    return replace(upstream, inputs=inputs, origin=exchange.fingerprint, ops=(combined,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +65,8 @@ class PartialAggregates:
         rows = size = 0
         for frame in nonempty(frames):
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
-            held.append(self._states(context.require(frame, self.columns).select(self.columns), name))
+            whole = context.require(frame, self.columns, name)
+            held.append(self._states(whole.select(self.columns), name))
             rows, size = rows + held[-1].height, size + int(row_bytes(held[-1]).sum())
             if rows <= _GATHERED_ROWS and size <= _GATHERED_BYTES:
                 continue

@@ -23,11 +23,11 @@ from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.fingerprints import fingerprint
-from marin_zephyr.frames import to_frame, unify
+from marin_zephyr.frames import Schemas, conformed, to_frame, unify
 from marin_zephyr.inputs import counted
 from marin_zephyr.keyed.lookup import Offered, SmallJoined
 from marin_zephyr.keyed.matching import NULL, matched
-from marin_zephyr.keyed.ordering import Sorter, conformed
+from marin_zephyr.keyed.ordering import Sorter
 from marin_zephyr.keyed.sides import ONLY_LEFT, beside, check_comparable, renamed_columns
 from marin_zephyr.keys import KEY
 from marin_zephyr.merging import batches
@@ -35,7 +35,7 @@ from marin_zephyr.nodes import FilterExpr, Join, JoinHow, Select
 from marin_zephyr.outputs import Kept, Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions
 from marin_zephyr.records import TaskFile, task_file
-from marin_zephyr.specs import Stage, blocks_path, rows_path
+from marin_zephyr.specs import blocks_path
 
 _RIGHT = "\1right"
 _SMALL_BYTES = 32 << 20
@@ -59,7 +59,7 @@ def expand(builder: Builder, node: Join) -> Open:
             how=node.how,
             suffix=node.suffix,
             origin=kept.fingerprint,
-            files=tuple(rows_path(kept.spec.home, task) for task in range(len(kept.inputs))),
+            files=kept.rows_files,
         )
         return replace(left, ops=(*left.ops, small))
     num_parts = max(num_partitions(left), num_partitions(right))
@@ -67,8 +67,8 @@ def expand(builder: Builder, node: Join) -> Open:
     sent_right = builder.close(right, "join-right", JoinSide(on=node.right_on, num_partitions=num_parts))
     inputs = tuple(
         JoinInput(
-            left=_files(sent_left),
-            right=_files(sent_right),
+            left=sent_left.blocks_files,
+            right=sent_right.blocks_files,
             left_on=node.left_on,
             right_on=node.right_on,
             coalesced=node.how in ("right", "full"),
@@ -76,12 +76,11 @@ def expand(builder: Builder, node: Join) -> Open:
         )
         for partition in range(num_parts)
     )
-    return Open(
+    return replace(
+        left,
         inputs=inputs,
         origin=fingerprint((sent_left.fingerprint, sent_right.fingerprint)),
         weight=left.weight + right.weight,
-        on_error=left.on_error,
-        max_bad=left.max_bad,
         ops=(Joined(left_on=node.left_on, right_on=node.right_on, how=node.how, suffix=node.suffix),),
     )
 
@@ -95,19 +94,19 @@ class JoinSide:
 
     def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
         """Writes `blocks_path` and the schema beside it."""
-        schemas: dict[str, pa.Schema] = {}
+        schemas = Schemas()
 
         def noted() -> Frames:
             for frame in frames:
-                frame = context.require(frame, self.on) if frame.height else frame
+                frame = context.require(frame, self.on, "join") if frame.height else frame
                 # That of a batch which a filter has emptied, too: what is left of a side does not decide its columns.
-                schemas.setdefault(repr(frame.schema), frame.clear().to_arrow().schema)
+                schemas.note(frame)
                 yield frame
 
         scattered = Scattered(on=self.on, num_partitions=self.num_partitions, watched=True)
         files = scattered.write(noted(), context)
         path = _schema_path(blocks_path(context.home, context.index))
-        path.write_bytes(unify(schemas.values(), what="rows to join").serialize())
+        path.write_bytes(schemas.unified(what="rows to join").serialize())
         return [*files, task_file(path, context.home, rows=0)]
 
 
@@ -151,7 +150,7 @@ class JoinInput:
         yield like
         for path in files:
             for frame in read_blocks(path, self.partition):
-                yield conformed(frame, like)
+                yield conformed(frame, like, what="rows to join")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,10 +195,6 @@ class Joined:
 
 def _no_nulls(on: Sequence[str]) -> FilterExpr:
     return FilterExpr(pl.all_horizontal(pl.col(name).is_not_null() for name in on))
-
-
-def _files(stage: Stage) -> tuple[Path, ...]:
-    return tuple(blocks_path(stage.spec.home, task) for task in range(len(stage.inputs)))
 
 
 def _schema_path(blocks: Path) -> Path:

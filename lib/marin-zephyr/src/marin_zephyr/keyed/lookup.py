@@ -63,7 +63,7 @@ class SmallJoined:
         right: pl.DataFrame | None = None
         for frame in nonempty(frames):
             right = self._right() if right is None else right
-            frame = context.require(frame, self.left_on)
+            frame = context.require(frame, self.left_on, name)
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
             for mine, other in zip(self.left_on, self.right_on, strict=True):
                 check_comparable((mine, _arrow_type(frame, mine)), (other, _arrow_type(right, other)))

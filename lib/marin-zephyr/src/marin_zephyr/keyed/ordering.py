@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import polars as pl
-import pyarrow as pa
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.exchange import read_blocks
-from marin_zephyr.frames import conform, to_frame, unify
+from marin_zephyr.frames import Schemas, conformed, to_frame
 from marin_zephyr.keys import KEY, encode
 from marin_zephyr.merging import merged
 from marin_zephyr.runs import stack, write_run
 
 GROUP = "\1group"
+_WHAT = "rows of a key"
 
 
 class Sorter:
@@ -50,14 +50,14 @@ class Sorter:
         self._runs: list[Path] = []
         self._held: list[pl.DataFrame] = []
         self._bytes = 0
-        self._schemas: dict[str, pa.Schema] = {}
+        self._schemas = Schemas()
 
     def add(self, frame: pl.DataFrame) -> None:
         """Takes rows, which have all the columns named."""
         if self._order_by:
             frame = frame.with_columns(encode(frame, self._on).alias(GROUP))
         frame = frame.with_columns(encode(frame, [*self._on, *self._order_by], descending=self._descending))
-        self._schemas.setdefault(repr(frame.schema), frame.clear().to_arrow().schema)
+        self._schemas.note(frame)
         self._held.append(frame)
         self._bytes += int(frame.estimated_size())
         if self._bytes > self._memory:
@@ -71,8 +71,8 @@ class Sorter:
                 yield stack(held).sort(KEY, maintain_order=True)
             return
         self._spill()
-        like = to_frame(unify(self._schemas.values(), what="rows of a key").empty_table())
-        runs = [(conformed(frame, like) for frame in read_blocks(path)) for path in self._runs]
+        like = to_frame(self._schemas.unified(what=_WHAT).empty_table())
+        runs = [(conformed(frame, like, what=_WHAT) for frame in read_blocks(path)) for path in self._runs]
         try:
             yield from merged(runs, memory=self._memory, scratch=self._scratch.with_suffix(".merging"))
         finally:
@@ -84,10 +84,3 @@ class Sorter:
         if held:
             self._runs.append(self._scratch.with_suffix(f".{len(self._runs)}"))
             write_run(self._runs[-1], [stack(held).sort(KEY, maintain_order=True)])
-
-
-def conformed(frame: pl.DataFrame, like: pl.DataFrame) -> pl.DataFrame:
-    """The frame under the schema of another, which is wider or the same."""
-    if frame.schema == like.schema:
-        return frame
-    return to_frame(conform(frame.to_arrow(), like.to_arrow().schema, what="rows of a key"))

@@ -8,21 +8,24 @@ the function does not ask for are passed over.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.errors import FAILURES, SchemaError, UserCodeError, ZephyrError
-from marin_zephyr.fingerprints import label
-from marin_zephyr.frames import batches_of_rows
+from marin_zephyr.errors import FAILURES, UserCodeError, ZephyrError
+from marin_zephyr.frames import batches_made
 from marin_zephyr.keyed.ordering import GROUP, Sorter
 from marin_zephyr.keys import KEY
+from marin_zephyr.labels import label
 from marin_zephyr.nodes import Reduce, Row
 from marin_zephyr.outputs import Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions, partition_inputs
+from marin_zephyr.quantities import clipped
+
+_SHOWN = 200
 
 
 def expand(builder: Builder, node: Reduce) -> Open:
@@ -31,14 +34,9 @@ def expand(builder: Builder, node: Reduce) -> Open:
     num_parts = num_partitions(upstream)
     scattered = Scattered(on=node.keys, num_partitions=num_parts, watched=True)
     exchange = builder.close(upstream, "reduce-rows", scattered)
-    return Open(
-        inputs=partition_inputs(exchange, num_parts, weight=upstream.weight),
-        origin=exchange.fingerprint,
-        weight=upstream.weight,
-        on_error=upstream.on_error,
-        max_bad=upstream.max_bad,
-        ops=(Reduced(keys=node.keys, fn=node.fn, order_by=node.order_by, descending=node.descending),),
-    )
+    inputs = partition_inputs(exchange, num_parts, weight=upstream.weight)
+    reduced = Reduced(keys=node.keys, fn=node.fn, order_by=node.order_by, descending=node.descending)
+    return replace(upstream, inputs=inputs, origin=exchange.fingerprint, ops=(reduced,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +58,10 @@ class Reduced:
         sorter = Sorter(context, on=self.keys, order_by=self.order_by, descending=self.descending)
         for frame in frames:
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
-            sorter.add(context.require(frame, [*self.keys, *self.order_by]))
-        try:
-            for frame in batches_of_rows(self._made(sorter.frames(), name)):
-                counts.produced += frame.height
-                yield frame
-        except SchemaError as e:
-            raise SchemaError(f"rows from {name}: {e}") from e
+            sorter.add(context.require(frame, [*self.keys, *self.order_by], name))
+        for frame in batches_made(self._made(sorter.frames(), name), name):
+            counts.produced += frame.height
+            yield frame
 
     def _made(self, frames: Frames, name: str) -> Iterator[Row]:
         for _, members in groupby(_coded_rows(frames), key=itemgetter(0)):
@@ -102,5 +97,4 @@ def _coded_rows(frames: Frames) -> Iterator[tuple[bytes, Row]]:
 
 
 def _shown(key: Any) -> str:
-    text = repr(key)
-    return text if len(text) <= 200 else text[:200] + "…"
+    return clipped(repr(key), _SHOWN)

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from marin_zephyr.quantities import clipped
+
 HOT_SHARE = 0.05
 _KEPT = 64
 _SHOWN = 100
@@ -83,5 +85,4 @@ def _trimmed(counts: dict[str, int]) -> dict[str, int]:
 
 def _shown(frame: pl.DataFrame, on: Sequence[str], row: int) -> str:
     values = [frame.get_column(name)[row] for name in on]
-    text = repr(values[0] if len(on) == 1 else tuple(values))
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+    return clipped(repr(values[0] if len(on) == 1 else tuple(values)), _SHOWN)

@@ -23,7 +23,7 @@ import pyarrow as pa
 from marin_zephyr.context import Frames, TaskContext, nonempty
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import BlockWriter, read_blocks
-from marin_zephyr.frames import conform, to_frame, unify
+from marin_zephyr.frames import Schemas, conformed, to_frame
 from marin_zephyr.inputs import counted
 from marin_zephyr.keys import KEY, encode
 from marin_zephyr.merging import batches, merged
@@ -34,6 +34,7 @@ from marin_zephyr.runs import read_runs, write_runs
 from marin_zephyr.specs import blocks_path, rows_path
 
 _WEIGHT = "weight"
+_WHAT = "rows to sort"
 _SAMPLED = 1 << 16
 _SHOWN_BYTES = 256
 
@@ -49,16 +50,11 @@ def expand(builder: Builder, node: Sort) -> Open:
         sampled=max(16, min(1024, _SAMPLED // num_shards)),
     )
     runs = builder.close(upstream, "sort-runs", output)
-    home = runs.spec.home
-    samples = SamplesInput(files=tuple(blocks_path(home, shard) for shard in range(num_shards)))
+    samples = SamplesInput(files=runs.blocks_files)
     sampled = Open(inputs=(samples,), origin=runs.fingerprint, weight=0, on_error=upstream.on_error)
     bounds = builder.close(sampled, "sort-ranges", Ranges(num_ranges=num_ranges), internal=True)
-    files = tuple(rows_path(home, shard) for shard in range(num_shards))
-    ranges = blocks_path(bounds.spec.home, 0)
-    inputs = tuple(
-        RangeInput(files=files, ranges=ranges, number=number, weight=upstream.weight // num_ranges)
-        for number in range(num_ranges)
-    )
+    files, (ranges,), each = runs.rows_files, bounds.blocks_files, upstream.weight // num_ranges
+    inputs = tuple(RangeInput(files=files, ranges=ranges, number=number, weight=each) for number in range(num_ranges))
     return replace(upstream, inputs=inputs, origin=bounds.fingerprint, ops=())
 
 
@@ -82,21 +78,21 @@ class SortedRuns:
         """Writes `rows_path` (`marin_zephyr.runs`) and `blocks_path` (the sample, and a block of no rows)."""
         home, index = context.home, context.index
         sample = _Sample(self.sampled, seed=index)
-        schemas: dict[pa.Schema, None] = {}
+        schemas = Schemas()
 
         def keyed() -> Frames:
             for frame in nonempty(frames):
-                frame = context.require(frame, self.by)
+                frame = context.require(frame, self.by, "sort")
                 codes = encode(frame, self.by, descending=self.descending, nulls_last=self.nulls_last)
                 sample.add(codes)
                 made = frame.with_columns(codes)
-                schemas.setdefault(made[:0].to_arrow().schema)
+                schemas.note(made)
                 yield made
 
         rows = write_runs(rows_path(home, index), keyed(), memory=context.memory)
         writer = BlockWriter(blocks_path(home, index), 2)
         writer.write(sample.weighted())
-        writer.write_block(_empty(unify(schemas, what="rows to sort")), 1)
+        writer.write_block(_empty(schemas.unified(what=_WHAT)), 1)
         writer.close()
         written = [(rows_path(home, index), rows), (blocks_path(home, index), writer.rows)]
         return [task_file(path, home, rows=n) for path, n in written]
@@ -156,13 +152,15 @@ class Ranges:
     def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
         """Writes `blocks_path`: the keys, and a block of no rows."""
         held = list(frames)
-        samples = [frame for frame in held if frame.height]
-        schemas = {frame.to_arrow().schema: None for frame in held if not frame.height}
+        samples, schemas = [frame for frame in held if frame.height], Schemas()
+        for frame in held:
+            if not frame.height:
+                schemas.note(frame)
         path = blocks_path(context.home, context.index)
         writer = BlockWriter(path, 2)
         if samples:
             writer.write(_cut_points(pl.concat(samples), self.num_ranges))
-        writer.write_block(_empty(unify(schemas, what="rows to sort")), 1)
+        writer.write_block(_empty(schemas.unified(what=_WHAT)), 1)
         writer.close()
         return [task_file(path, context.home, rows=writer.rows)]
 
@@ -196,19 +194,13 @@ class RangeInput:
         like = next(read_blocks(self.ranges, 1))
         low, high = cuts[self.number], cuts[self.number + 1]
         runs = [
-            (_conformed(frame, like) for frame in run)
+            (conformed(frame, like, what=_WHAT) for frame in run)
             for path in self.files
             for run in read_runs(path, low=low, high=high)
         ]
         scratch = context.home / f"merge-{context.index:05d}.blocks"
         ordered = merged(runs, memory=context.memory, scratch=scratch)
         yield from counted(batches(frame.drop(KEY) for frame in ordered), counts)
-
-
-def _conformed(frame: pl.DataFrame, like: pl.DataFrame) -> pl.DataFrame:
-    if frame.schema == like.schema:
-        return frame
-    return to_frame(conform(frame.to_arrow(), like.to_arrow().schema, what="rows to sort"))
 
 
 def _empty(schema: pa.Schema) -> pl.DataFrame:

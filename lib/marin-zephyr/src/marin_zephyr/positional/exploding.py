@@ -13,6 +13,7 @@ from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import SchemaError
 from marin_zephyr.frames import BATCH_ROWS
+from marin_zephyr.merging import batches
 from marin_zephyr.nodes import Explode
 
 
@@ -23,7 +24,7 @@ def explode(frames: Frames, op: Explode, name: str, counts: RowCounts, context: 
         SchemaError: the column holds no lists.
     """
     for frame in frames:
-        frame = context.require(frame, (op.column,))
+        frame = context.require(frame, (op.column,), name)
         kind = frame.schema[op.column]
         if kind == pl.Null:
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height, produced=frame.height))
@@ -36,8 +37,7 @@ def explode(frames: Frames, op: Explode, name: str, counts: RowCounts, context: 
         for piece in _cut(frame, op.column):
             made = piece.explode(op.column, empty_as_null=True, keep_nulls=True)
             counts.add(RowCounts(rows_in=piece.height, consumed=piece.height, produced=made.height))
-            for start in range(0, made.height, BATCH_ROWS):
-                yield made[start : start + BATCH_ROWS]
+            yield from batches([made])
 
 
 def _cut(frame: pl.DataFrame, column: str) -> list[pl.DataFrame]:

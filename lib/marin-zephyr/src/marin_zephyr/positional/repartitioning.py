@@ -12,21 +12,20 @@ from pathlib import Path
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import num_rows, read_rows
+from marin_zephyr.fingerprints import fingerprint
 from marin_zephyr.inputs import counted
 from marin_zephyr.nodes import Repartition
 from marin_zephyr.outputs import Kept
 from marin_zephyr.planning import Builder, Open
-from marin_zephyr.specs import rows_path
 
 
 def expand(builder: Builder, node: Repartition) -> Open:
     """Two stages, the last one open."""
     upstream = builder.open(node.upstream)
     stage = builder.close(upstream, "repartition-rows", Kept())
-    files = tuple(rows_path(stage.spec.home, task) for task in range(len(upstream.inputs)))
-    n = node.num_shards
+    files, n = stage.rows_files, node.num_shards
     inputs = tuple(SliceInput(files=files, index=i, num_slices=n, weight=upstream.weight // n) for i in range(n))
-    return replace(upstream, inputs=inputs, origin=stage.fingerprint, ops=())
+    return replace(upstream, inputs=inputs, origin=fingerprint((stage.fingerprint, n)), ops=())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,6 @@ from marin_zephyr.exchange import num_rows, read_rows
 from marin_zephyr.nodes import Take
 from marin_zephyr.outputs import Kept
 from marin_zephyr.planning import Builder, Open
-from marin_zephyr.specs import rows_path
 
 
 def expand(builder: Builder, node: Take) -> Open:
@@ -26,10 +25,10 @@ def expand(builder: Builder, node: Take) -> Open:
     if len(upstream.inputs) == 1:
         return heads
     stage = builder.close(heads, "take-rows", Kept())
-    files = tuple(rows_path(stage.spec.home, task) for task in range(len(upstream.inputs)))
+    files = stage.rows_files
     inputs = tuple(
-        TakenInput(files=files[: shard + 1], num_rows=node.num_rows, weight=upstream.inputs[shard].weight)
-        for shard in range(len(files))
+        TakenInput(files=files[: shard + 1], num_rows=node.num_rows, weight=task_input.weight)
+        for shard, task_input in enumerate(upstream.inputs)
     )
     return replace(upstream, inputs=inputs, origin=stage.fingerprint, ops=())
 

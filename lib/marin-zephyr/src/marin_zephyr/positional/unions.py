@@ -1,7 +1,8 @@
 """Union: the rows of several datasets, one after the other.
 
 Shards stay as they are, so nothing is moved. A stage has one chain of operations; so datasets to which operations have
-been applied are kept as block files first, unless the same ones were applied to all.
+been applied are kept as block files first, unless the same ones were applied to all. What is refused from here on is
+refused as all agree; one that sets no `max_bad` takes that of the others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from marin_zephyr.inputs import PartitionInput
 from marin_zephyr.nodes import Union
 from marin_zephyr.outputs import Kept
 from marin_zephyr.planning import Builder, Open
-from marin_zephyr.specs import rows_path
 
 
 def expand(builder: Builder, node: Union) -> Open:
@@ -29,8 +29,13 @@ def expand(builder: Builder, node: Union) -> Open:
     policies = sorted({part.on_error for part in parts})
     if len(policies) > 1:
         raise UsageError(f"union: on_error is {' in one dataset and '.join(policies)} in another; give all the same")
+    limits = {part.max_bad for part in parts} - {None}
+    if len(limits) > 1:
+        shown = " in one dataset and ".join(map(str, sorted(limits)))
+        raise UsageError(f"union: max_bad is {shown} in another; give all the same")
     return replace(
         parts[0],
+        max_bad=next(iter(limits), None),
         inputs=tuple(task_input for part in parts for task_input in part.inputs),
         origin=fingerprint([part.origin for part in parts]),
         weight=sum(part.weight for part in parts),
@@ -40,7 +45,7 @@ def expand(builder: Builder, node: Union) -> Open:
 def _kept(builder: Builder, part: Open) -> Open:
     stage = builder.close(part, "union-rows", Kept())
     inputs = tuple(
-        PartitionInput(files=(rows_path(stage.spec.home, task),), partition=0, weight=task_input.weight)
-        for task, task_input in enumerate(part.inputs)
+        PartitionInput(files=(rows,), partition=0, weight=task_input.weight)
+        for rows, task_input in zip(stage.rows_files, part.inputs, strict=True)
     )
     return replace(part, inputs=inputs, origin=stage.fingerprint, ops=())

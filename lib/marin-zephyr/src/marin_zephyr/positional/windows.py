@@ -6,15 +6,15 @@ not cross shards: where a shard ends is a function of the inputs, and the last w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import batched
 from typing import Any
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.errors import FAILURES, RejectRow, SchemaError, UserCodeError, ZephyrError
+from marin_zephyr.errors import FAILURES, RejectRow, UserCodeError, ZephyrError
 from marin_zephyr.formats.rejects import place
-from marin_zephyr.frames import as_row, batches_of_rows
+from marin_zephyr.frames import as_row, batches_made
 from marin_zephyr.nodes import MapShards, Row, Window
 
 _END: Any = object()
@@ -42,7 +42,7 @@ def window(frames: Frames, op: Window, name: str, counts: RowCounts, context: Ta
             counts.produced += len(results)
             yield from results
 
-    return _framed(made(), name)
+    return batches_made(made(), name)
 
 
 def map_shards(frames: Frames, op: MapShards, name: str, counts: RowCounts, context: TaskContext) -> Frames:
@@ -72,11 +72,4 @@ def map_shards(frames: Frames, op: MapShards, name: str, counts: RowCounts, cont
             where = "before its first row" if last is None else f"at the row of {place(last)}"
             raise UserCodeError(f"{name} failed on shard {context.index} {where}: {type(e).__name__}: {e}") from e
 
-    return _framed(made(), name)
-
-
-def _framed(rows: Iterable[Any], name: str) -> Frames:
-    try:
-        yield from batches_of_rows(rows)
-    except SchemaError as e:
-        raise SchemaError(f"rows from {name}: {e}") from e
+    return batches_made(made(), name)

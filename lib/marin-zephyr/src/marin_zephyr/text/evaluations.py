@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import InputError
+from marin_zephyr.formats.provenance import SOURCE
 from marin_zephyr.session import Session
 from marin_zephyr.text.lookups import Lookup, write_lookup
 from marin_zephyr.text.ngrams import hash_ngrams, hash_tokens, token_spans
@@ -119,8 +120,7 @@ def read_evaluations(
 
 def item_texts(rows: pl.DataFrame, *, fields: tuple[str, ...]) -> pl.DataFrame:
     """The texts of each evaluation item, the whole first and then its strings, and where it comes from."""
-    provenance = ("source", "source_row", "source_offset")
-    names = [name for name in fields or rows.columns if name in rows.columns and name not in provenance]
+    names = [name for name in fields or rows.columns if name in rows.columns and name not in SOURCE]
     if not names:
         where = rows["source"][0] if rows.height else "its files"
         raise InputError(f"{where}: no column {fields[0] if fields else ''!r}; it has {', '.join(rows.columns)}")

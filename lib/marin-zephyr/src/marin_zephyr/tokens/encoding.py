@@ -16,7 +16,7 @@ from typing import Any
 
 from marin_zephyr.durability import file_digest, sole_writer
 from marin_zephyr.errors import InputError, OutputError, UsageError
-from marin_zephyr.progress import LogProgress, Progress
+from marin_zephyr.progress import LogProgress, Progress, Work
 from marin_zephyr.tokens import resumption
 from marin_zephyr.tokens.documents import InputFile, count_rows, input_files, read_documents
 from marin_zephyr.tokens.encoder import EncodedDocument, SpecialIds, encode_documents
@@ -130,7 +130,8 @@ def _write(
     documents: Generator[EncodedDocument], sequence: PartSequence, progress: Progress, *, num_rows: int | None
 ) -> None:
     """Drains ``documents`` into ``sequence``."""
-    progress.start("tokenize", steps="documents", items="tokens", total=num_rows, done=sequence.num_rows)
+    done = sequence.num_rows
+    progress.start(Work(name="tokenize", steps="documents", items="tokens", total=num_rows, done=done))
     try:
         with closing(documents), closing(sequence):
             for document in documents:

@@ -38,6 +38,7 @@ class PartRecord:
     files: Mapping[str, FileRecord]
 
     def to_json(self) -> dict[str, Any]:
+        """As it stands in the manifest."""
         files = {name: {"size": file.size, "sha256": file.sha256} for name, file in self.files.items()}
         return {
             "name": self.name,
@@ -87,6 +88,7 @@ class Manifest:
 
     @property
     def num_documents(self) -> int:
+        """Documents of all parts."""
         return sum(part.num_documents for part in self.parts)
 
     @property
