@@ -112,7 +112,7 @@ def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, S
         (home / name).replace(out / name)
     sync(out)
     # Of an earlier stage's own files the sizes depend on the memory that it had.
-    before_this = [replace(r, files=tuple(f for f in r.files if f["name"].startswith("rejects/"))) for _, r in earlier]
+    before_this = [replace(r, files=tuple(f for f in r.files if is_rejects(f["name"]))) for _, r in earlier]
     _write_manifest(stage, files, [*before_this, report], durable=True)
     for staging in out.glob(f"{STAGING}*"):
         shutil.rmtree(staging, ignore_errors=True)
