@@ -293,3 +293,49 @@ def test_labels_are_for_people():
     assert label(test_labels_are_for_people) == "test_labels_are_for_people"
     assert re.fullmatch(r"<lambda> at test_fingerprints\.py:\d+", label(lambda row: row))
     assert label(partial(pow, 2)) == "pow"
+
+
+MODULE = "import {inner}\n\ndef f(row):\n    return {inner}.g(row)"
+REACHED = {
+    "a module's own imports": "import outer\nF = lambda row: outer.f(row)",
+    "an import inside the function": "def F(row):\n    from inner import g\n    return g(row)",
+    "a cached function": "import functools, inner\n@functools.cache\ndef h(row): return inner.g(row)\nF = h",
+    "a function in an expression": "import inner\nfrom marin_zephyr import col\nF = col('x').map_elements(inner.g)",
+}
+
+
+@pytest.mark.parametrize("source", REACHED.values(), ids=REACHED)
+def test_code_that_is_reached_by_whatever_way_counts(tmp_path, source):
+    (tmp_path / "outer.py").write_text(MODULE.format(inner="inner"))
+    (tmp_path / "main.py").write_text(
+        f"from marin_zephyr.fingerprints import fingerprint\n{source}\nprint(fingerprint(F))"
+    )
+
+    def run(answer):
+        (tmp_path / "inner.py").write_text(f"def g(row):\n    return {answer}")
+        command = [sys.executable, "-B", str(tmp_path / "main.py")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    first = run(1)
+    assert run(1) == first
+    assert run(2) != first
+
+
+HELD = {
+    "dict": "class D(dict): pass\nheld = D(a={n})",
+    "list": "class D(list): pass\nheld = D([{n}])",
+    "str": "class D(str): pass\nheld = D('{n}')",
+    "tuple": "from typing import NamedTuple\nclass D(NamedTuple):\n    a: int\nheld = D({n})",
+    "slots": "class D:\n    __slots__ = ('a',)\nheld = D()\nheld.a = {n}",
+    "attribute of a function": "def held(row): return held.a\nheld.a = {n}",
+    "constant of a class": "class held:\n    __version__ = {n}",
+}
+
+
+@pytest.mark.parametrize("source", HELD.values(), ids=HELD)
+def test_what_an_object_of_the_callers_class_holds_counts(source):
+    def made(n):
+        return fingerprint(function(source.format(n=n) + "\ndef f(row): return held"))
+
+    assert made(1) == made(1)
+    assert made(1) != made(2)

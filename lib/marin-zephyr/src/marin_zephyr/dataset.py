@@ -111,7 +111,12 @@ class Dataset:
         max_bad = _limit(max_bad, on_error)
         if format is not None:
             _check("format", format, FORMATS)
+        if not isinstance(inputs, (str, Path, Iterable)):
+            raise UsageError(f"from_files: inputs={inputs!r} must be a path or a list of paths")
         patterns = [inputs] if isinstance(inputs, (str, Path)) else list(inputs)
+        for pattern in patterns:
+            if not isinstance(pattern, (str, Path)) or not str(pattern):
+                raise UsageError(f"from_files: {pattern!r} is no path; name a file, a directory or a glob")
         if not patterns:
             raise UsageError("from_files: inputs is an empty list; name at least one file, directory or glob")
         if columns is not None and not columns:
@@ -149,7 +154,11 @@ class Dataset:
         if num_shards < 1:
             raise UsageError(f"from_rows: num_shards={num_shards} must be at least 1")
         _check("on_error", on_error, _ON_ERROR)
-        return cls(RowSource(rows=tuple(dict(row) for row in rows), num_shards=num_shards, on_error=on_error))
+        given = tuple(rows)
+        for row in given:
+            if not isinstance(row, Mapping):
+                raise UsageError(f"from_rows: {row!r} is no row; give dicts with string keys")
+        return cls(RowSource(rows=tuple(dict(row) for row in given), num_shards=num_shards, on_error=on_error))
 
     @classmethod
     def from_arrow(cls, data: Any, *, num_shards: int = 1, on_error: OnError = "raise") -> Dataset:
@@ -310,14 +319,14 @@ class Dataset:
 
     def take(self, n: int) -> Dataset:
         """The first ``n`` rows in order. No shard is read further than that, so bad records after it go unnoticed."""
-        if n < 0:
-            raise UsageError(f"take: n={n} must be at least 0")
+        if not isinstance(n, int) or n < 0:
+            raise UsageError(f"take: n={n} must be a whole number, at least 0")
         return Dataset(Take(upstream=self._rows("take"), num_rows=n))
 
     def repartition(self, n: int) -> Dataset:
         """The same rows in the same order in ``n`` shards whose sizes differ by one row at most: so many part files."""
-        if n < 1:
-            raise UsageError(f"repartition: n={n} must be at least 1")
+        if not isinstance(n, int) or n < 1:
+            raise UsageError(f"repartition: n={n} must be a whole number, at least 1")
         return Dataset(Repartition(upstream=self._rows("repartition"), num_shards=n))
 
     def union(self, *others: Dataset) -> Dataset:
@@ -379,6 +388,8 @@ class Dataset:
         _check("how", how, ("inner", "left", "right", "full", "semi", "anti"))
         if not isinstance(right, Dataset):
             raise UsageError(f"join: right={right!r} must be a Dataset")
+        if not suffix:
+            raise UsageError("join: suffix is empty; a column that both have needs two names")
         if (on is None) == (left_on is None and right_on is None):
             raise UsageError("join: give on=, or left_on= and right_on=")
         mine, other = _names(left_on if on is None else on), _names(right_on if on is None else on)
@@ -401,6 +412,9 @@ class Dataset:
         """Groups rows by columns; follow with ``.agg(...)`` or ``.reduce(...)``."""
         if not keys:
             raise UsageError("group_by: name at least one key column")
+        _names(keys)
+        if len(set(keys)) < len(keys):
+            raise UsageError(f"group_by: {keys} names a column twice")
         return Grouped(self._rows("group_by"), _names(keys))
 
     def sort(
@@ -448,6 +462,8 @@ class Dataset:
         return self.node
 
     def _sink(self, path: str | Path, format: Literal["jsonl", "parquet", "arrow"], compression: str | None) -> Dataset:
+        if not isinstance(path, (str, Path)) or not str(path) or "\0" in str(path):
+            raise UsageError(f"write: {path!r} is no path; name a directory")
         if "://" in str(path):
             raise UsageError(f"write to {path}: only local directories can be written; copy the result afterwards")
         return Dataset(Sink(upstream=self._rows("write"), path=str(path), format=format, compression=compression))
@@ -471,6 +487,9 @@ class Grouped:
         """
         if not aggregates:
             raise UsageError("agg: name at least one aggregate, such as n=agg.count()")
+        for name, aggregate in aggregates.items():
+            if not hasattr(aggregate, "named"):
+                raise UsageError(f"agg: {name}={aggregate!r} is no aggregate; write one such as agg.sum('chars')")
         clash = sorted(set(aggregates) & set(self.keys))
         if clash:
             raise UsageError(f"agg: {clash[0]!r} is already a key column; give the aggregate another name")

@@ -109,6 +109,10 @@ class CorruptBlockError(ZephyrError):
     """An intermediate file fails its checksum. Delete the work directory and run again."""
 
 
+FAILURES = (Exception, SystemExit)
+"""What a function of the caller may fail with: one that calls ``sys.exit`` ends its row, not the run's process."""
+
+
 class RejectRow(Exception):  # noqa: N818  not an error: a verdict of the caller's function
     """Raise it inside ``map``, ``flat_map`` or ``filter`` to refuse a row.
 

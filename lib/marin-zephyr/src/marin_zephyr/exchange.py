@@ -39,6 +39,7 @@ class BlockWriter:
 
     def __init__(self, path: Path, num_partitions: int) -> None:
         self.rows = 0
+        path.unlink(missing_ok=True)  # a task given up for dead may hold it open, and come back
         self._file: IO[bytes] = path.open("wb")
         self._file.write(_MAGIC)
         self._index: list[list[list[int]]] = [[] for _ in range(num_partitions)]

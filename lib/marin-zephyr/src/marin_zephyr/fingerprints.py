@@ -2,7 +2,8 @@
 
 A function's fingerprint covers its bytecode and constants, its defaults, the values it closes over, what it wraps
 (``functools.cache``, ``wraps``) or dispatches to, and, recursively, the functions, classes and constants of the
-caller's own modules that it names. An object counts by its class and its state, slots and contents included. Installed
+caller's own modules that it names. A module that it uses by attribute, or imports when called, counts by its source and
+those of all it imports (`sources`). An object counts by its class and its state, slots and contents included. Installed
 packages and the standard library count by name and version. Comments, layout, line numbers and file paths do not count.
 
 Invariant: equal fingerprints mean equal results; the reverse need not hold. A value that has no canonical form counts
@@ -11,7 +12,9 @@ by its pickle, which at worst makes a stage run once more than it must.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import dis
 import enum
 import functools
 import gc
@@ -22,9 +25,11 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path, PurePath
 from typing import Any
+
+from marin_zephyr.sources import digest_sources, find_source
 
 _INSTALLED = tuple(
     str(Path(p)) for key in ("stdlib", "platstdlib", "purelib", "platlib") if (p := sysconfig.get_paths().get(key))
@@ -32,6 +37,9 @@ _INSTALLED = tuple(
 _BEHIND = ("__wrapped__", "registry", "register")
 """Attributes under which `functools` keeps the functions behind a function."""
 _BUILT_IN = (dict, list, tuple, set, frozenset, str, bytes, int, float)
+_METHODS = (types.MethodType, types.BuiltinFunctionType)
+_NAMING = frozenset(("__module__", "__qualname__", "__doc__", "__firstlineno__"))
+_PYTHON_IN_EXPR = b"PLPY"
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 
 
@@ -103,7 +111,7 @@ class _Walk:
         if isinstance(value, re.Pattern):
             return "pattern", self.digest(value.pattern), str(value.flags)
         if type(value).__module__.startswith("polars.") and hasattr(value, "meta"):
-            return "expr", hashlib.sha256(value.meta.serialize()).hexdigest()
+            return "expr", hashlib.sha256(_serialized(value)).hexdigest()
         if dataclasses.is_dataclass(value):
             counting = (f for f in dataclasses.fields(value) if f.metadata.get("counts", True))
             fields = [f.name + self.digest(getattr(value, f.name)) for f in counting]
@@ -116,12 +124,15 @@ class _Walk:
             return "installed", *_identity(fn)
         cells = [_cell(cell) for cell in fn.__closure__ or ()]
         named = [name for name in _names(fn.__code__) if name in fn.__globals__]
+        attributes = {k: v for k, v in vars(fn).items() if k not in _BEHIND and not isinstance(v, _METHODS)}
         return (
             "function",
             self.digest(fn.__code__),
             self.digest(fn.__defaults__),
             self.digest(fn.__kwdefaults__),
             *map(self.digest, cells),
+            *(name + self.digest(value) for name, value in attributes.items()),
+            *(name + _source_of(name) for name in _imported(fn.__code__)),
             *(name + self.digest(fn.__globals__[name]) for name in named),
             *(name + self.digest(vars(fn)[name]) for name in _BEHIND if name in vars(fn)),
         )
@@ -134,7 +145,7 @@ class _Walk:
         """A module used by attribute: the caller's own counts by its source, any other by its version."""
         if _is_installed(module) or not getattr(module, "__file__", None):
             return "module", *_identity(module)
-        return "module", module.__name__, hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
+        return "module", module.__name__, digest_sources(module.__name__, module.__file__, is_own=_is_own_file)
 
     def _class(self, cls: type) -> Iterable[str]:
         if _is_installed(cls):
@@ -142,7 +153,9 @@ class _Walk:
         body = {
             name: member
             for name, member in vars(cls).items()
-            if not (name.startswith("__") and name.endswith("__")) or inspect.isfunction(member)
+            if not (name.startswith("__") and name.endswith("__"))
+            or inspect.isfunction(member)
+            or (type(member) in _PLAIN and name not in _NAMING)
         }
         members = [name + self.digest(_unwrapped(member)) for name, member in sorted(body.items())]
         return "class", cls.__qualname__, self.digest(type(cls)), *map(self.digest, cls.__bases__), *members
@@ -185,11 +198,37 @@ def _bound(value: Any) -> bool:
 def _unwrapped(member: Any) -> Any:
     if isinstance(member, (staticmethod, classmethod)):
         return member.__func__
+    if isinstance(member, functools.cached_property):
+        return member.func
     if isinstance(member, property):
         return (member.fget, member.fset, member.fdel)
     if isinstance(member, (types.GetSetDescriptorType, types.MemberDescriptorType)):
         return member.__name__
     return member
+
+
+def _serialized(expr: Any) -> bytes:
+    """An expression; functions in it by value, since its own form knows those of modules by name alone."""
+    data = expr.meta.serialize()
+    if _PYTHON_IN_EXPR not in data:
+        return data
+    with _by_value():
+        return expr.meta.serialize()
+
+
+@contextlib.contextmanager
+def _by_value() -> Generator[None]:
+    """While the block runs, functions of the caller's own modules are pickled with their code."""
+    import cloudpickle
+
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name == "__main__" or not isinstance(module, types.ModuleType) or module.__name__ != name:
+                continue
+            if getattr(module, "__file__", None) and not _is_installed(module):
+                cloudpickle.register_pickle_by_value(module)
+                stack.callback(cloudpickle.unregister_pickle_by_value, module)
+        yield
 
 
 def _cell(cell: types.CellType) -> Any:
@@ -208,6 +247,25 @@ def _names(code: types.CodeType) -> list[str]:
     return list(names)
 
 
+def _imported(code: types.CodeType) -> list[str]:
+    """The modules that a code object and those within it import when they run."""
+    found = dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME")
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            found.update(dict.fromkeys(_imported(const)))
+    return [name for name in found if name]
+
+
+def _source_of(name: str) -> str:
+    file = find_source(name)
+    own = file is not None and name.partition(".")[0] not in sys.stdlib_module_names and _is_own_file(file)
+    return digest_sources(name, file, is_own=_is_own_file) if own else _version(name.partition(".")[0])
+
+
+def _is_own_file(file: str) -> bool:
+    return "site-packages" not in Path(file).parts and not file.startswith(_INSTALLED)
+
+
 def _is_installed(value: Any) -> bool:
     """Whether it comes from the standard library or an installed package; this package counts as the caller's own."""
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or ""
@@ -221,7 +279,7 @@ def _is_installed_module(name: str) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None or top == __name__.partition(".")[0]:
         return False
-    return "site-packages" in Path(file).parts or file.startswith(_INSTALLED)
+    return not _is_own_file(file)
 
 
 def _identity(value: Any) -> tuple[str, str]:

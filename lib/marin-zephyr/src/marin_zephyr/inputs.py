@@ -13,7 +13,7 @@ from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.formats import reader
-from marin_zephyr.formats.files import InputFile
+from marin_zephyr.formats.files import InputFile, check_unchanged
 from marin_zephyr.frames import batches_of_rows, named, to_frame
 from marin_zephyr.nodes import ReadOptions, Row
 
@@ -42,8 +42,10 @@ class FilesInput:
         """The files' rows; records that cannot be read are counted as rejected."""
         try:
             for file in self.files:
+                check_unchanged(file)
                 frames = reader(file.format)(file, self.options, context.desk)
                 yield from counted(frames if self.options.raw else map(named, frames), counts)
+                check_unchanged(file)
         finally:  # also if whoever reads has enough
             counts.rows_in += context.desk.num_records + context.desk.num_filtered
             counts.rejected += context.desk.num_records

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.errors import RejectRow, SchemaError, UserCodeError, ZephyrError
+from marin_zephyr.errors import FAILURES, RejectRow, SchemaError, UserCodeError, ZephyrError
 from marin_zephyr.evaluation import evaluated, root_names
 from marin_zephyr.formats.rejects import Desk, place
 from marin_zephyr.frames import as_row, batches_made, concat, named, rows_of, to_frame
@@ -43,6 +43,8 @@ from marin_zephyr.positional.exploding import explode
 from marin_zephyr.positional.sampling import sample
 from marin_zephyr.positional.windows import map_shards, window
 from marin_zephyr.specs import KeyedOp, StageOp
+
+_TABLES = (pl.DataFrame, pa.Table)
 
 
 def run_chain(frames: Frames, ops: Sequence[StageOp], labels: Sequence[str], context: TaskContext) -> Frames:
@@ -80,7 +82,10 @@ def _filter(frames: Frames, op: FilterExpr, name: str, counts: RowCounts, contex
 def _reject(frames: Frames, op: RejectWhere, name: str, counts: RowCounts, context: TaskContext) -> Frames:
     for frame in frames:
         verdict = _evaluated(frame, (op.expr,), lambda f: _broadcast(f, [op.expr.fill_null(False)]), name, context)
-        bad = verdict.to_series().cast(pl.Boolean)
+        bad = verdict.to_series()
+        if bad.dtype not in (pl.Boolean, pl.Null):
+            raise SchemaError(f"{name}: its expression must be of type Boolean, and is {bad.dtype}")
+        bad = bad.cast(pl.Boolean)
         for row in frame.filter(bad).iter_rows(named=True):
             context.desk.row(row, operation=name, reason=op.reason)
         kept = frame.filter(~bad)
@@ -120,13 +125,15 @@ def _map_batches(frames: Frames, op: MapBatches, name: str, counts: RowCounts, c
     for frame in frames if op.batch_rows is None else _resized(frames, op.batch_rows):
         try:
             made = op.fn(frame if op.batch_format == "polars" else frame.to_arrow())
+            # As a list, so that a generator that raises half-way has given nothing yet.
+            outs = list(made) if isinstance(made, Iterable) and not isinstance(made, _TABLES) else [made]
         except ZephyrError:
             raise
-        except Exception as e:
+        except FAILURES as e:
             raise UserCodeError(f"{name} failed on a batch of {frame.height:,} rows: {type(e).__name__}: {e}") from e
         counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
-        for out in [made] if isinstance(made, (pl.DataFrame, pa.Table)) else made:
-            if not isinstance(out, (pl.DataFrame, pa.Table)):
+        for out in outs:
+            if not isinstance(out, _TABLES):
                 raise UserCodeError(
                     f"{name} returned {type(out).__name__}; return a polars.DataFrame or a pyarrow.Table"
                 )
@@ -233,7 +240,7 @@ def _mapped(rows: Iterable[Row], functions: Sequence[_RowFunction], desk: Desk) 
                         break
                 else:
                     yield row
-            except Exception as e:
+            except FAILURES as e:
                 if not isinstance(e, RejectRow):
                     failed = i
                 _refuse(e, row, functions[i].name, desk)
@@ -253,7 +260,7 @@ def _flattened(rows: Iterable[Row], function: _RowFunction, desk: Desk) -> Itera
         counts.rows_in += 1
         try:
             made = fn(row)
-        except Exception as e:
+        except FAILURES as e:
             _refuse(e, row, name, desk)
             counts.rejected += 1
             continue
@@ -263,7 +270,7 @@ def _flattened(rows: Iterable[Row], function: _RowFunction, desk: Desk) -> Itera
             yield as_row(each, name)
 
 
-def _refuse(error: Exception, row: Row, name: str, desk: Desk) -> None:
+def _refuse(error: BaseException, row: Row, name: str, desk: Desk) -> None:
     """A row that its function refuses goes to the desk; any other error is raised."""
     if isinstance(error, RejectRow):
         desk.row(row, operation=name, reason=error.reason)

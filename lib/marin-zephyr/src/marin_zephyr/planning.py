@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from marin_zephyr.dataset import Dataset
+from marin_zephyr.durability import writing
 from marin_zephyr.errors import UsageError
 from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
@@ -80,14 +81,19 @@ def plan(dataset: Dataset, *, output: Kept | Counted | None, work_dir: Path) -> 
 
     Raises:
         InputError: inputs that are missing or empty.
+        OutputError: the sink's path can be no directory's.
         UsageError: the sink would replace parts that the dataset is read from.
     """
     builder = Builder(work_dir)
     node = dataset.node
     if isinstance(node, Sink):
-        output_of_sink = Parts(path=node.path, format=node.format, compression=node.compression)
+        # A function may change the working directory before the parts are published.
+        out = Path(node.path).absolute()
+        with writing(out):
+            out.exists()  # a name that can be no file's
+        output_of_sink = Parts(path=str(out), format=node.format, compression=node.compression)
         builder.close(builder.open(node.upstream), "write", output_of_sink)
-        _check_apart(builder.stages, Path(node.path).absolute())
+        _check_apart(builder.stages, out)
     else:
         assert output is not None
         builder.close(builder.open(node), "rows" if isinstance(output, Kept) else "count", output)

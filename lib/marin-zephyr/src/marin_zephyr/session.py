@@ -120,7 +120,7 @@ class Session:
         Raises:
             ZephyrError: what went wrong; committed work is kept, and the same call goes on from there.
         """
-        if not isinstance(dataset.node, Sink):
+        if not isinstance(getattr(dataset, "node", None), Sink):
             raise UsageError(
                 "run: the dataset ends in no write; add .write_parquet(path), or use session.rows or .count"
             )
@@ -178,7 +178,8 @@ class Session:
         return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept(), runs=False))
 
     def _plan(self, dataset: Dataset, *, output: Any = None, runs: bool = True) -> Plan:
-        if runs and not (isinstance(dataset.node, Sink) and (Path(dataset.node.path) / SINK_MANIFEST).exists()):
+        is_written = isinstance(dataset.node, Sink) and SINK_MANIFEST in _names_in(dataset.node.path)
+        if runs and not is_written:
             self._running_backend()  # it starts now; what was written before may not need it
         from marin_zephyr.planning import plan
 
@@ -297,6 +298,13 @@ def _affordable(workers: int, memory: int, *, asked: bool) -> int:
         amount, least = shown_memory(memory), shown_memory(WORKER_LEAST)
         _log.warning("%d of workers=%d: memory=%s holds no more, each needs %s", fitting, workers, amount, least)
     return min(workers, fitting)
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return [path.name for path in Path(directory).iterdir()]
+    except OSError:  # there is none, or there can be none; whoever writes there will say so
+        return []
 
 
 def _usable_cpus() -> int:

@@ -99,6 +99,10 @@ def _check(name: str, values: Iterable[Any], made: pa.DataType) -> None:
         _require(name, kinds, float)
     elif pa.types.is_time(made) and any(value.tzinfo is not None for value in values):
         raise SchemaError(f"column {name!r} holds a time of day with a zone, which no column keeps; {_FIX}")
+    elif (pa.types.is_date(made) or pa.types.is_timestamp(made)) and len(
+        kinds & {datetime.date, datetime.datetime}
+    ) > 1:
+        raise SchemaError(f"column {name!r} holds {_shown(kinds)}; {_FIX}")
     elif pa.types.is_timestamp(made):
         zoned = {isinstance(value, datetime.datetime) and value.utcoffset() is not None for value in values}
         if len(zoned) > 1:

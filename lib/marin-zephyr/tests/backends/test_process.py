@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from marin_zephyr import Dataset, Session, agg, col
-from marin_zephyr.errors import RejectRow, UserCodeError, WorkerDiedError
+from marin_zephyr.errors import RejectRow, UserCodeError, WorkerDiedError, ZephyrError
 
 
 def tree(path: Path) -> dict[str, str]:
@@ -209,3 +209,31 @@ def test_tasks_that_were_sent_ahead_to_a_worker_that_dies_are_done_by_others(tmp
             dataset.map(lambda row: row if row["n"] != 30 else os._exit(1)).write_jsonl(tmp_path / "out")
         )
     assert (report.counters["rows_out"], report.counters["rejected"]) == (59, 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_dead_worker_is_noticed_though_a_child_that_it_forked_lives_on(tmp_path):
+    def fork_and_die(row):
+        import os
+        import time
+
+        if os.fork():
+            os._exit(7)
+        (tmp_path / f"child-{os.getpid()}").touch()
+        time.sleep(600)
+
+    with Session(backend="process", workers=1) as session, pytest.raises(WorkerDiedError, match="code 7"):
+        session.count(Dataset.from_rows([{"a": 1}]).map(fork_and_die))
+    for child in tmp_path.glob("child-*"):
+        os.kill(int(child.name.partition("-")[2]), signal.SIGKILL)
+
+
+def test_a_function_may_close_all_descriptors_and_the_run_ends(tmp_path):
+    def close_all(row):
+        import os
+
+        os.closerange(3, 1000)
+        return row
+
+    with Session(backend="process", workers=1) as session, pytest.raises(ZephyrError):
+        session.count(Dataset.from_rows([{"a": 1}]).map(close_all))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
 from marin_zephyr.errors import UserCodeError
+from marin_zephyr.sources import find_source
 
 
 def dumps(value: Any) -> bytes:
@@ -44,20 +44,4 @@ def _must_travel(module: ModuleType) -> bool:
         return False  # built in; `__main__` travels by value without being told
     if "site-packages" in file or sys.modules.get(name) is not module:
         return False
-    return _found(name) != file
-
-
-def _found(name: str) -> str | None:
-    """The file that an import of ``name`` would load."""
-    path = None
-    spec = None
-    parts = name.split(".")
-    for i in range(len(parts)):
-        try:
-            spec = PathFinder.find_spec(".".join(parts[: i + 1]), path)
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations
-    return spec.origin if spec else None
+    return find_source(name) != file

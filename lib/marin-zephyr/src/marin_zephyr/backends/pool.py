@@ -88,12 +88,19 @@ class Worker:
         except OSError:
             return  # it is dead; whoever waits for it sees the closed socket
 
+    @property
+    def is_dead(self) -> bool:
+        """Whether it has ended, though its socket may be held open by a process that it started."""
+        return self.process.poll() is not None
+
     def receive(self) -> tuple[str, Any]:
         """The outcome of its first task.
 
         Raises:
             EOFError, OSError: it is dead.
         """
+        if self.is_dead and not self.connection.poll():
+            raise EOFError
         outcome = pickle.loads(self.connection.recv_bytes())  # noqa: S301  from our own worker
         self.tasks.popleft()
         now = time.monotonic()

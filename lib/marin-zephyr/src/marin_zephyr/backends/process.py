@@ -141,8 +141,8 @@ class ProcessBackend:
     def _collect(self, stage: _Stage) -> Iterator[TaskRecord]:
         """Waits until something has happened, with an eye on memory."""
         busy = {w.connection: w for w in self._busy()}
-        for ready in wait(list(busy), timeout=self._look(list(busy.values()), self._ceiling(self._size))):
-            worker = busy[ready]  # pyrefly: ignore
+        ready = wait(list(busy), timeout=self._look(list(busy.values()), self._ceiling(self._size)))
+        for worker in [busy[c] for c in ready] or [w for w in busy.values() if w.is_dead]:  # pyrefly: ignore
             try:
                 outcome, value = worker.receive()
             except (EOFError, OSError):
@@ -186,7 +186,7 @@ class ProcessBackend:
                 ceiling = self._ceiling(1)
                 terms = {"memory": merge_memory(self._memory), "care": (page, trial.condemned)}
                 worker.send(stage.key, stage.blob, index, stage.inputs[index], **terms)
-                while not wait([worker.connection], timeout=self._look([worker], ceiling)):
+                while not wait([worker.connection], timeout=self._look([worker], ceiling)) and not worker.is_dead:
                     pass
                 try:
                     outcome, value = worker.receive()

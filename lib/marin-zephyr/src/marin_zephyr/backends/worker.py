@@ -15,6 +15,7 @@ import pickle
 import queue
 import signal
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
@@ -27,8 +28,17 @@ def main(fd: int) -> None:
     """Serves the driver at the other end of the socket ``fd``. Does not return."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(fd)
+    os.register_at_fork(after_in_child=connection.close)  # a child of a function is no worker, nor keeps one alive
     inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(connection, inbox), daemon=True).start()
+    try:
+        _serve(connection, inbox)
+    except BaseException:  # a function may leave threads that would keep this process from ending
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _serve(connection: Connection, inbox: queue.SimpleQueue[bytes]) -> None:
     import_engine()
     blob = b""
     while True:
@@ -80,7 +90,7 @@ def outcome(run: Callable[[], Any]) -> bytes:
         error: Exception = e
         if e.__cause__ is not None:
             e.add_note(_trace(e.__cause__))
-    except Exception as e:
+    except BaseException as e:  # also a panic of Polars, and what a function takes for the end of its program
         error = UserCodeError(f"{type(e).__name__}: {e}")
         error.add_note(_trace(e))
     try:
@@ -107,6 +117,4 @@ def load_spec(blob: bytes) -> Any:
 
 
 def _trace(error: BaseException) -> str:
-    import traceback
-
     return "".join(traceback.format_exception(error))[-_MESSAGE_LIMIT:]

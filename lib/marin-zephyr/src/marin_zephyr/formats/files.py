@@ -198,6 +198,27 @@ def is_rejects(name: str) -> bool:
     return name.startswith(f"{REJECTS}/")
 
 
+def check_unchanged(file: InputFile) -> None:
+    """Refuses a local file that is no longer the one that was listed: the run would answer for neither.
+
+    Raises:
+        InputError: its size or the time of its last change is another, or it is gone.
+    """
+    if "://" in file.url:
+        return
+    archive, member = split_member(file.url)
+    try:
+        stat = Path(archive).stat()
+    except OSError as e:
+        raise InputError(
+            f"{archive}: cannot be read any more ({e.strerror or e}); it was there when the run began"
+        ) from e
+    size = stat.st_size if member is None else file.size
+    version = file.version.rpartition(":")[0] if member is not None else file.version
+    if size != file.size or (version.isdecimal() and version != str(stat.st_mtime_ns)):
+        raise InputError(f"{archive}: was changed while the run was at work; run again when nobody writes to it")
+
+
 def encodable(name: str) -> str:
     """A file's name as text that is UTF-8: each byte that is not stands as ``\\xff``, so it can be found."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -215,7 +236,18 @@ def matching(pattern: str) -> list[str]:
             above = "/".join(parts[: i + 1 if part == "**" else i])
             for directory in glob.glob(f"{above}/" if i else "./", recursive=True):  # noqa: PTH207  may be absolute
                 os.scandir(directory).close()
-    return [p for p in glob.glob(pattern, recursive=True) if Path(p).is_file()]  # noqa: PTH207
+    found = [p for p in glob.glob(pattern, recursive=True) if Path(p).is_file()]  # noqa: PTH207
+    if "**" not in parts:
+        return found
+    looping = {directory for directory in {Path(p).parent for p in found} if _is_loop(directory)}
+    return [p for p in found if Path(p).parent not in looping]
+
+
+def _is_loop(directory: Path) -> bool:
+    """Whether a link on the way leads back up: all that lies there would be found again, and again."""
+    return any(
+        p.is_symlink() and p.parent.resolve().is_relative_to(p.resolve()) for p in (directory, *directory.parents)
+    )
 
 
 @contextmanager

@@ -153,4 +153,5 @@ COLUMNAR: dict[str, type[ColumnarPart]] = {"parquet": ParquetPart, "arrow": Arro
 
 def part_writer(path: Path, format: str, compression: str | None) -> PartWriter:
     """The writer of a format."""
+    path.unlink(missing_ok=True)  # a task given up for dead may hold it open, and come back
     return COLUMNAR.get(format, JsonlPart)(path, compression)

@@ -15,7 +15,7 @@ from typing import Any
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.errors import UserCodeError, ZephyrError
+from marin_zephyr.errors import FAILURES, UserCodeError, ZephyrError
 from marin_zephyr.frames import batches_made
 from marin_zephyr.keyed.ordering import GROUP, Sorter
 from marin_zephyr.keys import KEY
@@ -85,7 +85,7 @@ class Reduced:
                 yield row
         except ZephyrError:
             raise
-        except Exception as e:
+        except FAILURES as e:
             raise UserCodeError(f"{name} failed on the key {_shown(key)}: {type(e).__name__}: {e}") from e
 
 

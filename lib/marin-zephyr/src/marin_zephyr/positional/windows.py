@@ -12,7 +12,7 @@ from typing import Any
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.errors import RejectRow, UserCodeError, ZephyrError
+from marin_zephyr.errors import FAILURES, RejectRow, UserCodeError, ZephyrError
 from marin_zephyr.formats.rejects import place
 from marin_zephyr.frames import as_row, batches_made
 from marin_zephyr.nodes import MapShards, Row, Window
@@ -35,7 +35,7 @@ def window(frames: Frames, op: Window, name: str, counts: RowCounts, context: Ta
                 continue
             except ZephyrError:
                 raise
-            except Exception as e:
+            except FAILURES as e:
                 where = f"the window of {len(rows)} rows from {place(rows[0])}"
                 raise UserCodeError(f"{name} failed on {where}: {type(e).__name__}: {e}") from e
             counts.consumed += len(rows)
@@ -68,7 +68,7 @@ def map_shards(frames: Frames, op: MapShards, name: str, counts: RowCounts, cont
             return call()
         except ZephyrError:
             raise
-        except Exception as e:
+        except FAILURES as e:
             where = "before its first row" if last is None else f"at the row of {place(last)}"
             raise UserCodeError(f"{name} failed on shard {context.index} {where}: {type(e).__name__}: {e}") from e
 
