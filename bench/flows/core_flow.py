@@ -90,7 +90,7 @@ def timed[T](call: Callable[[], T]) -> tuple[T, list[float]]:
     return result, [time.perf_counter() - wall, time.process_time() - cpu]
 
 
-def lowered(shape: str, n: int) -> tuple[Graph, Measures]:
+def lowered(shape: graphs.Shape, n: int) -> tuple[Graph, Measures]:
     """The graph, and what calling the steps and lowering them took."""
     handles, called = timed(lambda: graphs.build(shape=shape, n=n))
     graph, took = timed(lambda: lower(handles))

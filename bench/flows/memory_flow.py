@@ -97,7 +97,11 @@ def main() -> None:
         report = session.run(dataset(options.task, options.corpus, options.out / "result"))
         seconds = [time.perf_counter() - began, cpu_seconds() - cpu]
     said = {"task": options.task, "memory": options.memory, "rows": report.counters["rows_out"], "seconds": seconds}
-    said |= {"memory_mb": sampler.peak / 1e6, "own_mb": sampler.own_peak / 1e6, "retries": sum(stage.retried for stage in report.stages)}
+    said |= {
+        "memory_mb": sampler.peak / 1e6,
+        "own_mb": sampler.own_peak / 1e6,
+        "retries": sum(stage.retried for stage in report.stages),
+    }
     print(json.dumps(said))
 
 

@@ -56,7 +56,7 @@ def main() -> None:
         done = documents.map_batches(domains, batch_format="pyarrow").groupby("domain").count()
     else:
         hashed = documents.map_batches(with_hashes, batch_format="pyarrow")
-        done = hashed.groupby("hash").map_groups(first, batch_format="numpy")
+        done = hashed.groupby("hash").map_groups(first, batch_format="numpy")  # pyrefly: ignore
     done.write_parquet(str(options.out))
     print(json.dumps({"seconds": [time.perf_counter() - began, None]}))
 

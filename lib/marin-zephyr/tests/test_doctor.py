@@ -75,7 +75,7 @@ def test_damage_is_named_with_its_place(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", NOTES)
 def test_what_is_odd_and_read_all_the_same_is_a_note(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("marin_zephyr.oddities.BATCH_BYTES", 1 << 20)
+    monkeypatch.setattr("marin_zephyr.oddities._HUGE_BYTES", 1 << 20)
     name, data, line, offset, reason = NOTES[kind]
     (tmp_path / name).write_bytes(data)
     (diagnosis,) = examine(tmp_path / name)

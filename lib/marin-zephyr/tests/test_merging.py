@@ -1,15 +1,15 @@
 """Runs and merges: against Python's sorted(), with so little memory that everything is spilled."""
 
-import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_zephyr import merging, runs
+from marin_zephyr.batching import num_bytes
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.keys import KEY, encode
-from marin_zephyr.merging import batches, merged
+from marin_zephyr.merging import merged
 from marin_zephyr.runs import read_runs, write_run, write_runs
 
 KEYS = st.lists(st.integers(0, 6) | st.just(3), max_size=30)
@@ -64,7 +64,7 @@ def test_a_key_is_in_one_frame_unless_it_alone_fills_a_quarter_of_the_memory(tmp
     for key in range(7):
         holding = [frame.filter(pl.col("k") == key) for frame in got if key in frame["k"]]
         if len(holding) > 1:
-            assert sum(map(runs.num_bytes, holding)) > memory // 4
+            assert sum(map(num_bytes, holding)) > memory // 4
 
 
 def test_a_merge_that_is_left_early_leaves_no_files(tmp_path):
@@ -84,7 +84,7 @@ def test_a_merge_reads_no_more_than_its_memory_ahead(tmp_path):
             loaded += 1
             yield keyed(list(range(first + 200 * i, first + 200 * i + 100)))
 
-    block_bytes = runs.num_bytes(keyed(list(range(100))))
+    block_bytes = num_bytes(keyed(list(range(100))))
     stream = merged([blocks(0), blocks(50)], memory=40 * block_bytes, scratch=tmp_path / "merge")
     next(stream)
     assert 10 <= loaded <= 12
@@ -113,7 +113,7 @@ def test_equal_keys_in_great_numbers_keep_their_order(tmp_path, monkeypatch):
     # Few rows are sorted stably by any algorithm.
     monkeypatch.setattr(runs, "BLOCK_BYTES", 1 << 20)
     rows = keyed([i * 7919 % 3 for i in range(20_000)])
-    write_runs(tmp_path / "x.blocks", [rows[:12_000], rows[12_000:]], memory=4 * runs.num_bytes(rows[:12_000]))
+    write_runs(tmp_path / "x.blocks", [rows[:12_000], rows[12_000:]], memory=4 * num_bytes(rows[:12_000]))
     expected = sorted(rows.select("k", "at").rows(), key=lambda row: row[0])
     spilled = read_runs(tmp_path / "x.blocks")
     assert len(spilled) == 2
@@ -150,43 +150,3 @@ def test_a_spilled_run_is_read_back(tmp_path):
     blocks = list(read_blocks(tmp_path / "x.blocks"))
     assert [k for k, _ in pairs(blocks)] == list(range(20))
     assert max(block.height for block in blocks) <= 3
-
-
-VALUES = st.fixed_dictionaries(
-    {
-        "t": st.none() | st.text(max_size=9),
-        "l": st.none() | st.lists(st.text(max_size=3), max_size=3),
-        "s": st.none() | st.fixed_dictionaries({"a": st.none() | st.binary(max_size=5)}),
-    }
-)
-SCHEMA = {"t": pl.String, "l": pl.List(pl.String), "s": pl.Struct({"a": pl.Binary})}
-
-
-@settings(max_examples=50)
-@given(st.lists(VALUES, max_size=40), CUTS, CUTS, st.integers(0, 60), st.integers(1, 8))
-def test_batches_are_cut_where_their_rows_say(rows, one, other, most_bytes, most_rows):
-    whole = pl.DataFrame(rows, schema=SCHEMA)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merging, "BATCH_BYTES", most_bytes)
-        patch.setattr(merging, "BATCH_ROWS", most_rows)
-        first, second = (list(batches(in_pieces(whole, size))) for size in (one, other))
-    assert [f.to_dicts() for f in first] == [f.to_dicts() for f in second]
-    assert [row for f in first for row in f.to_dicts()] == whole.to_dicts()
-    sizes = [merging.row_bytes(f) for f in first]
-    assert all(
-        f.height <= most_rows and (s.sum() <= most_bytes or f.height == 1) for f, s in zip(first, sizes, strict=True)
-    )
-    full = [
-        f.height == most_rows or s.sum() + following[0] > most_bytes
-        for f, s, following in zip(first, sizes, sizes[1:], strict=False)
-    ]
-    assert all(full)
-
-
-def test_bytes_of_rows_are_those_of_their_values():
-    rows = pl.DataFrame(
-        [{"t": "äb", "l": ["abc", None], "s": {"a": b"1234"}}, {"t": None, "l": None, "s": None}], schema=SCHEMA
-    )
-    assert merging.row_bytes(rows).tolist() == [3 + 3 + 4, 0]
-    assert merging.row_bytes(pl.DataFrame({"n": [1.0, None], KEY: [b"k", b"key"]})).tolist() == [8, 8]
-    assert np.array_equal(merging.row_bytes(pl.DataFrame(height=2)), [0, 0])

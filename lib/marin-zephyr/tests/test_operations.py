@@ -2,6 +2,7 @@
 
 import collections
 import math
+import tempfile
 
 import pytest
 from hypothesis import given, settings
@@ -48,6 +49,34 @@ def test_row_functions_match_plain_python(rows, num_shards):
     doubled = [{**row, "n": row["n"] * 2} for row in rows]
     expected = [row for row in doubled if row["n"] % 3 != 0 for _ in range(abs(row["n"] % 3))]
     assert same(rows_of(dataset), expected)
+
+
+def refusing(kind, divisor):
+    """A row function that refuses the multiples of a number; as a filter it leaves out those one above."""
+
+    def function(row):
+        if row["n"] % divisor == 0:
+            raise RejectRow("a multiple")
+        return {"map": row, "filter": row["n"] % divisor != 1, "flat_map": [row, row]}[kind]
+
+    return function
+
+
+@quick
+@given(steps=st.lists(st.tuples(st.sampled_from(["map", "filter", "flat_map"]), st.integers(2, 5)), max_size=5))
+def test_every_row_of_a_chain_of_row_functions_is_accounted_for(steps):
+    dataset = Dataset.from_rows([{"n": n} for n in range(1, 40)], on_error="skip")
+    rows, expected = list(range(1, 40)), []
+    for kind, divisor in steps:
+        dataset = getattr(dataset, kind)(refusing(kind, divisor))
+        passing = [n for n in rows if n % divisor]
+        kept = [n for n in passing if kind != "filter" or n % divisor != 1]
+        expected.append((len(rows), len(rows) - len(passing), len(passing) - len(kept)))
+        rows = [n for n in kept for _ in range(2 if kind == "flat_map" else 1)]
+    with Session(backend="inline") as session, tempfile.TemporaryDirectory() as out:
+        report = session.run(dataset.write_jsonl(out)).stages[-1]
+    found = [(counts["rows_in"], counts["rejected"], counts["filtered"]) for _, counts in report.operations[1:]]
+    assert (found, report.rows_out) == (expected, len(rows))
 
 
 @quick

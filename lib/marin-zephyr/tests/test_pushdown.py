@@ -113,7 +113,7 @@ def check(dataset: Dataset, how: str, base: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Comparisons with None")
-@settings(max_examples=150)
+@settings(max_examples=40)
 @given(
     files=st.lists(lines(), min_size=1, max_size=3) | st.lists(tables(), min_size=1, max_size=3),
     plan=PLANS,

@@ -263,3 +263,16 @@ def test_lines_passed_on_as_they_stand_are_no_column_anywhere(tmp_path):
         for way in (kept.take(1), kept.repartition(1), kept.union(kept), kept.distinct(on="n")):
             session.run(way.write_jsonl(tmp_path / "out"))
         assert (tmp_path / "out" / "part-00000.jsonl").read_text().count("\n") == 2
+
+
+def test_rows_of_as_many_but_other_keys_are_not_taken_for_alike():
+    assert frame_from_rows([{"a": 1, "b": 2}, {"b": 3, "c": 4}]).rows(named=True) == [
+        {"a": 1, "b": 2, "c": None},
+        {"a": None, "b": 3, "c": 4},
+    ]
+
+
+def test_a_row_that_makes_up_values_is_asked_for_none():
+    made = collections.defaultdict(int, b=1)
+    assert frame_from_rows([{"a": 1}, made]).rows(named=True) == [{"a": 1, "b": None}, {"a": None, "b": 1}]
+    assert dict(made) == {"b": 1}

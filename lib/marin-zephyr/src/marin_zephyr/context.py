@@ -35,8 +35,8 @@ class TaskContext:
         counts: each operation's name and counts; made when the chain is built, not when it first runs.
         frequent: of the keys that the task sends through an exchange: digest, example and least count of frequent ones.
         clashes: column of a small right side of a join -> whether the left has it, too.
-        absent: place in the chain -> column that is named there -> whether every batch so far lacked it. By place, since
-            what lacks a column at one has it, as nulls, at the next.
+        absent: place in the chain -> column that is named there -> whether every batch so far lacked it. By place,
+            since what lacks a column at one has it, as nulls, at the next.
     """
 
     desk: Desk

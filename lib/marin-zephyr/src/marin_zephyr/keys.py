@@ -38,7 +38,6 @@ import pyarrow.compute as pc
 import xxhash
 
 from marin_zephyr.errors import SchemaError
-from marin_zephyr.frames import frame_from_rows
 
 KEY = "\1key"  # Arrow's C interface refuses names with a NUL
 PARTITION_FUNCTION = "xxh3-128+mix/2"
@@ -111,19 +110,6 @@ def key_digests(frame: pl.DataFrame, on: Sequence[str] | None) -> np.ndarray:
 def partitions(digests: np.ndarray, num_partitions: int) -> np.ndarray:
     """The partition of each key (`PARTITION_FUNCTION`)."""
     return (digests[:, 0] % np.uint64(num_partitions)).astype(np.int64)
-
-
-def key_digest(value: Any) -> bytes:
-    """The digest of one Python value, 16 bytes.
-
-    Raises:
-        SchemaError: a value that no column holds.
-    """
-    try:
-        frame = frame_from_rows([{"key": value}])
-        return key_digests(frame, ["key"]).astype("<u8").tobytes()
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
-        raise _unordered(type(value).__name__) from e
 
 
 def _codes(column: pl.Series, *, null: bytes = _NULL, complement: bool = False) -> pa.LargeBinaryArray:

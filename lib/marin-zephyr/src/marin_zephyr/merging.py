@@ -13,8 +13,8 @@ Invariants:
   another hold them
 - more runs than may be open at once are merged in groups first, into runs on disk
 
-How the stream is cut into frames depends on the memory, and so must not be seen by a caller's function: `batches` cuts
-it anew, as its rows alone say.
+How the stream is cut into frames depends on the memory, and so must not be seen by a caller's function: it is cut anew
+(`marin_zephyr.batching`).
 
 See: Knuth, The Art of Computer Programming, vol. 3, 5.4.1 (multiway merging).
 """
@@ -27,15 +27,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import batched
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import polars as pl
 
+from marin_zephyr.batching import num_bytes, stack
 from marin_zephyr.exchange import read_blocks
-from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS
 from marin_zephyr.keys import KEY
-from marin_zephyr.runs import BLOCK_BYTES, num_bytes, stack, write_run
+from marin_zephyr.runs import BLOCK_BYTES, write_run
 
 
 def merged(runs: Sequence[Iterable[pl.DataFrame]], *, memory: int, scratch: Path) -> Iterator[pl.DataFrame]:
@@ -66,30 +64,6 @@ def merged(runs: Sequence[Iterable[pl.DataFrame]], *, memory: int, scratch: Path
     finally:
         for path in spilled:
             path.unlink(missing_ok=True)
-
-
-def batches(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-    """The same rows in frames of at most 65,536 rows and, but for a single larger row, 8 MiB of values.
-
-    Where the cuts lie depends on the rows alone and not on the frames that they come in.
-    """
-    held: list[pl.DataFrame] = []
-    rows = size = 0
-    for frame in frames:
-        sizes = np.cumsum(row_bytes(frame))
-        start = 0
-        while start < frame.height:
-            before = int(sizes[start - 1]) if start else 0
-            fitting = int(np.searchsorted(sizes, BATCH_BYTES - size + before, side="right"))
-            end = min(frame.height, start + BATCH_ROWS - rows, max(fitting, start + (not rows)))
-            if end > start:
-                held.append(frame[start:end])
-                rows, size, start = rows + end - start, size + int(sizes[end - 1]) - before, end
-            if start < frame.height:
-                yield stack(held)
-                rows = size = 0
-    if held:
-        yield stack(held)
 
 
 class _Run:
@@ -193,24 +167,3 @@ def _whole(below: list[pl.DataFrame], ties: Iterator[pl.DataFrame], limit: int) 
         held[:0] = below
         below.clear()
         yield stack(held)
-
-
-def row_bytes(frame: pl.DataFrame) -> np.ndarray:
-    """Bytes of each row's values, about; a function of the row alone."""
-    sizes = [_value_bytes(pl.col(name), dtype) for name, dtype in frame.schema.items() if name != KEY]
-    return frame.select(pl.sum_horizontal(pl.repeat(0, pl.len(), dtype=pl.Int64), *sizes)).to_series().to_numpy()
-
-
-def _value_bytes(value: pl.Expr, dtype: Any) -> pl.Expr:
-    if dtype == pl.String:
-        size = value.str.len_bytes().cast(pl.Int64)
-    elif dtype == pl.Binary:
-        size = value.bin.size().cast(pl.Int64)
-    elif isinstance(dtype, pl.Struct):
-        members = [_value_bytes(value.struct.field(field.name), field.dtype) for field in dtype.fields]
-        size = pl.sum_horizontal(members) if members else pl.lit(0, pl.Int64)
-    elif isinstance(dtype, pl.List):
-        size = value.list.eval(_value_bytes(pl.element(), dtype.inner)).list.sum()
-    else:
-        return pl.lit(8, pl.Int64)
-    return size.fill_null(0)

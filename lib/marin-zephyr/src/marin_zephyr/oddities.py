@@ -20,9 +20,9 @@ from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, line_blocks
 from marin_zephyr.formats.streams import blocks
-from marin_zephyr.frames import BATCH_BYTES
 from marin_zephyr.quantities import shown_bytes
 
+_HUGE_BYTES = 64 << 20
 _BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)
 _CRLF = re.compile(rb"\r\n")
 _NUL = re.compile(rb"\0")
@@ -128,10 +128,10 @@ def _holds_no_number(line: bytes) -> bool:
 
 
 def _huge(block: Block) -> Iterator[Oddity]:
-    if len(block.data) <= BATCH_BYTES:
+    if len(block.data) <= _HUGE_BYTES:
         return
     for line in block.lines():
-        if len(line.data) > BATCH_BYTES:
+        if len(line.data) > _HUGE_BYTES:
             size = shown_bytes(len(line.data))
             yield Oddity(line=line.number, offset=line.offset, reason=f"a record of {size}; a batch holds it alone")
 

@@ -48,7 +48,7 @@ from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput
 
 _PARTITION_BYTES = 64 << 20
 _MAX_PARTITIONS = 256
-_SCHEMA = 2
+_SCHEMA = 3
 
 # Node -> the module whose ``expand(builder, node)`` opens its last stage. Imported when a plan has such a node.
 _EXPANSIONS: dict[type, str] = {

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import polars as pl
 
+from marin_zephyr.batching import num_bytes, stack
 from marin_zephyr.exchange import BlockWriter, read_blocks
-from marin_zephyr.frames import concat
 from marin_zephyr.keys import KEY
 
 BLOCK_BYTES = 1 << 20
@@ -82,22 +82,6 @@ def cut(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
     """Pieces of about `BLOCK_BYTES`."""
     rows = max(1, BLOCK_BYTES * frame.height // max(1, num_bytes(frame)))
     return (frame[start : start + rows] for start in range(0, frame.height, rows))
-
-
-def num_bytes(frame: pl.DataFrame) -> int:
-    """Bytes in memory, the 16 that Polars spends on each string and does not count among them."""
-    views = sum(dtype in (pl.String, pl.Binary) for dtype in frame.dtypes)
-    return int(frame.estimated_size()) + 16 * views * frame.height
-
-
-def stack(frames: list[pl.DataFrame]) -> pl.DataFrame:
-    """All rows in order, under one schema. Empties the list, so that what is copied can go."""
-    if any(frame.schema != frames[0].schema for frame in frames):
-        made = concat(frames, what="sorted rows")
-    else:
-        made = pl.concat(frames, rechunk=True) if len(frames) > 1 else frames[0]
-    frames.clear()
-    return made
 
 
 def _sorted(frames: Iterable[pl.DataFrame], limit: int) -> Iterator[pl.DataFrame]:

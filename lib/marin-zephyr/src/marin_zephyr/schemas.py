@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from marin_zephyr.formats.arrow import rewrite_arrow
-from marin_zephyr.formats.writers import rewrite_parquet
+from marin_zephyr.formats.writers import COLUMNAR
 from marin_zephyr.frames import unify
 from marin_zephyr.outputs import Parts
 from marin_zephyr.records import TaskRecord, schema_of, task_file
 from marin_zephyr.specs import Stage
-
-_REWRITERS = {"parquet": rewrite_parquet, "arrow": rewrite_arrow}
 
 
 def settle(stage: Stage, records: Sequence[TaskRecord]) -> list[TaskRecord]:
@@ -26,7 +23,7 @@ def settle(stage: Stage, records: Sequence[TaskRecord]) -> list[TaskRecord]:
         SchemaError: two parts' types of one column do not unify. Names the column and both types.
     """
     output, home = stage.spec.output, stage.spec.home
-    if not isinstance(output, Parts) or output.format not in _REWRITERS:
+    if not isinstance(output, Parts) or output.format not in COLUMNAR:
         return list(records)
     schemas = {(r.index, i): schema_of(f) for r in records for i, f in enumerate(r.files) if f.schema is not None}
     known = [s for s in schemas.values() if s is not None]
@@ -40,7 +37,7 @@ def settle(stage: Stage, records: Sequence[TaskRecord]) -> list[TaskRecord]:
             schema = schemas.get((record.index, i))
             if schema is None or schema.equals(unified) or not file.is_in(home):
                 continue
-            _REWRITERS[output.format](home / file.name, unified, output.compression)
+            COLUMNAR[output.format](home / file.name, output.compression).rewrite(unified)
             files[i] = task_file(home / file.name, home, rows=file.rows, schema=unified)
         settled.append(replace(record, files=tuple(files)))
         if settled[-1] != record:

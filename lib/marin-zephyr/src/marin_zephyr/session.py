@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends import NAMES, Backend, make_backend
-from marin_zephyr.backends.memory import WORKER_LEAST, default_budget, parse_memory
+from marin_zephyr.backends.memory import DRIVER_LEAST, WORKER_LEAST, default_budget, num_workers_within, parse_memory
 from marin_zephyr.counters import merge
 from marin_zephyr.dataset import Dataset
 from marin_zephyr.errors import OutputError, UsageError
@@ -47,7 +47,8 @@ class Session:
     Args:
         backend: ``process`` (worker processes, the default), ``inline`` (this process) or ``ray`` (the nodes of a Ray
             cluster; they and this process must share the file system on which ``work_dir`` and outputs lie).
-        workers: tasks at a time; by default one a usable CPU, fewer if memory is scarce; on Ray one a CPU of its nodes.
+        workers: tasks at a time; by default one a usable CPU, on Ray one a CPU of its nodes. Processes are fewer where
+            ``memory`` does not hold so many: each needs 176 MiB, and 64 MiB are the driver's.
         memory: what a run may hold, all its processes together: bytes, or a text such as ``"4GiB"``; by default 80% of
             what this process may still get. Workers that hold more than their share are stopped, and what they were
             doing is tried again alone. It never changes a result, save that rows which alone exceed it are refused.
@@ -79,14 +80,15 @@ class Session:
         self._memory = None if memory is None else parse_memory(memory)
         self._workers = workers
         self._ray_address = ray_address
-        if backend != "ray":  # there the cluster says what there is
+        if backend == "ray":  # there the cluster says what there is
+            if self._memory and self._memory < (workers or 1) * WORKER_LEAST:
+                least = shown_memory(WORKER_LEAST)
+                raise UsageError(f"memory={memory!r} is too little for workers={workers or 1}: each needs {least}")
+        else:
             self._memory = self._memory or default_budget()
-            self._workers = workers or max(1, min(_usable_cpus(), self._memory // WORKER_LEAST))
-        if backend != "inline" and self._memory and self._memory < (self._workers or 1) * WORKER_LEAST:
-            least = shown_memory(WORKER_LEAST)
-            raise UsageError(
-                f"memory={memory!r} is too little for workers={self._workers or 1}: each needs at least {least}"
-            )
+            self._workers = workers or _usable_cpus()
+        if backend == "process":
+            self._workers = _affordable(self._workers or 1, self._memory or 0, asked=workers is not None)
         self._progress = progress or LogProgress()
         self._given_dir = None if work_dir is None else Path(work_dir).absolute()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
@@ -283,6 +285,18 @@ class Session:
             )
             self._finalizer = weakref.finalize(self, self._backend.close)
         return self._backend
+
+
+def _affordable(workers: int, memory: int, *, asked: bool) -> int:
+    """As many of the workers as the budget holds."""
+    fitting = num_workers_within(memory)
+    if not fitting:
+        least = shown_memory(DRIVER_LEAST + WORKER_LEAST)
+        raise UsageError(f"memory={shown_memory(memory)} is too little: a driver and one worker need {least}")
+    if asked and fitting < workers:
+        amount, least = shown_memory(memory), shown_memory(WORKER_LEAST)
+        _log.warning("%d of workers=%d: memory=%s holds no more, each needs %s", fitting, workers, amount, least)
+    return min(workers, fitting)
 
 
 def _usable_cpus() -> int:

@@ -18,7 +18,7 @@ from marin_zephyr.backends.memory import Gauge, default_budget, parse_memory
 from marin_zephyr.errors import MemoryLimitError, UsageError, WorkerDiedError
 
 MIB = 1 << 20
-SMALL = "320MiB"
+SMALL = "420MiB"
 
 
 def tree(path: Path) -> dict[str, str]:
@@ -42,9 +42,16 @@ def test_what_is_no_amount_is_refused_with_examples(value):
         parse_memory(value)
 
 
-def test_a_budget_that_cannot_hold_the_workers_is_refused():
-    with pytest.raises(UsageError, match=r"memory='200MiB' is too little for workers=4: each needs at least 128 MiB"):
+def test_a_budget_that_cannot_hold_one_worker_is_refused():
+    with pytest.raises(UsageError, match=r"memory=200 MiB is too little: a driver and one worker need 240 MiB"):
         Session(workers=4, memory="200MiB")
+
+
+def test_a_budget_has_as_many_workers_as_it_holds(caplog):
+    pids = Dataset.from_rows([{"n": i} for i in range(8)], num_shards=8).map(lambda row: {"pid": os.getpid()})
+    with Session(workers=4, memory="300MiB") as session:
+        assert len({row["pid"] for row in session.rows(pids)}) == 1
+    assert "1 of workers=4: memory=300 MiB holds no more, each needs 176 MiB" in caplog.text
 
 
 def test_the_limit_of_a_control_group_counts_for_those_below_it(tmp_path, monkeypatch):
@@ -169,17 +176,17 @@ def test_memory_that_fills_up_row_by_row_is_not_blamed_on_the_row_at_work(pool, 
         return row
 
     dataset = Dataset.from_files(raw / "0.jsonl", on_error="skip").map(hoard)
-    with pytest.raises(MemoryLimitError, match=r"in map\(.*it held [12]\d\d MiB before"):
+    with pytest.raises(MemoryLimitError, match=r"in map\(.*it held [123]\d\d MiB before"):
         pool.count(dataset)
 
 
 def test_a_task_that_exceeds_its_share_but_not_the_whole_is_done_all_the_same(raw, tmp_path):
     def need(row):
-        held = b"x" * (150 * MIB if row["bad"] == "memory" else 1)
+        held = b"x" * (200 * MIB if row["bad"] == "memory" else 1)
         return {**row, "n": len(held)}
 
     dataset = Dataset.from_files(raw, shard_bytes=1).map(need)
-    with Session(workers=3, memory="400MiB") as session:
+    with Session(workers=3, memory="600MiB") as session:
         session.run(dataset.write_parquet(tmp_path / "out"))
     with Session(backend="inline") as inline:
         inline.run(dataset.write_parquet(tmp_path / "clean"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from marin_zephyr import Dataset, Session
 from marin_zephyr.errors import BadRecordError, SchemaError, TruncatedFileError
-from marin_zephyr.formats.arrow import ArrowPart, rewrite_arrow
+from marin_zephyr.formats.arrow import ArrowPart
 
 ROWS = st.lists(
     st.fixed_dictionaries(
@@ -136,9 +136,7 @@ def test_a_schema_widens_without_loss_or_not_at_all(tmp_path):
     assert part.close() == pa.schema({"n": pa.float64(), "late": pa.large_string()})
     rows = rows_of(tmp_path / "a.arrow")
     assert (rows[69_999], rows[70_000]) == ({"n": 69_999.0, "late": None}, {"n": 0.5, "late": "x"})
-    rewrite_arrow(
-        tmp_path / "a.arrow", pa.schema({"n": pa.float64(), "late": pa.large_string(), "m": pa.int64()}), None
-    )
+    part.rewrite(pa.schema({"n": pa.float64(), "late": pa.large_string(), "m": pa.int64()}))
     assert rows_of(tmp_path / "a.arrow")[70_000] == {"n": 0.5, "late": "x", "m": None}
     assert [p.name for p in tmp_path.iterdir()] == ["a.arrow"]
     part = ArrowPart(tmp_path / "b.arrow", "zstd")

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import random
 import zlib
 
 import pytest
@@ -163,10 +164,28 @@ def test_a_damaged_gzip_file_never_passes_where_zlib_refuses_it(members, at, fli
 
 
 @settings(max_examples=25)
-@given(members=MEMBERS, piece=st.integers(1, 40))
-def test_pieces_may_be_cut_anywhere_in_a_member(members, piece, tmp_path_factory):
+@given(members=MEMBERS, piece=st.integers(1, 40), limit=st.integers(1 << 10, 1 << 17))
+def test_pieces_may_be_cut_anywhere_in_a_member(members, piece, limit, tmp_path_factory):
     path = tmp_path_factory.mktemp("gz") / "a.gz"
     path.write_bytes(b"".join(gzip.compress(text, level) for text, level in members))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "_PIECE", piece)
+        patch.setattr(streams, "_GZIP_PIECE", piece)
+        patch.setattr(streams, "_LIMIT", limit)
         assert drain(path, "gz") == (b"".join(text for text, _ in members), None)
+        assert max(map(len, blocks(str(path), "gz")), default=0) <= limit
+
+
+@settings(max_examples=25)
+@given(data=st.data(), size=st.integers(1 << 15, 1 << 20))
+def test_damage_costs_no_more_where_larger_pieces_are_read(data, size, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gz") / "a.gz"
+    packed = bytearray(gzip.compress(random.Random(0).randbytes(200_000)) + gzip.compress(TEXT))
+    packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(packed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "_GZIP_PIECE", size)
+        large, said = drain(path, "gz")
+        patch.setattr(streams, "_GZIP_PIECE", streams._PIECE)
+        small, as_said = drain(path, "gz")
+    assert large.startswith(small)
+    assert type(said) is type(as_said)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marin_zephyr import Dataset, Session, col, merging, planning, runs
+from marin_zephyr import Dataset, Session, batching, col, merging, planning, runs
 from marin_zephyr.backends import inline
 from marin_zephyr.errors import SchemaError, UsageError
 from marin_zephyr.keyed import sorting
@@ -99,7 +99,7 @@ def test_part_files_are_the_same_to_the_byte_whatever_the_backend_and_the_memory
     assert digests(tmp_path / "one") == digests(tmp_path / "two")
     assert len(report.files) == 8
 
-    monkeypatch.setattr(merging, "BATCH_ROWS", 7)
+    monkeypatch.setattr(batching, "BATCH_ROWS", 7)
     for name in ("much", "little"):
         with Session(backend="inline", work_dir=tmp_path / name / "work") as session:
             session.run(sorted_dataset(tmp_path / name / "out"))

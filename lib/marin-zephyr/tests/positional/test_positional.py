@@ -68,6 +68,19 @@ def test_take_stops_reading_where_it_has_enough(tmp_path: Path) -> None:
     assert report.counters["rows_in"] == report.counters["filtered"] + 5 < 200_000
 
 
+@pytest.mark.parametrize("n", [1, 70_000])
+def test_rows_that_a_take_leaves_to_no_row_function_are_accounted_for(n: int, tmp_path: Path) -> None:
+    seen: list[int] = []
+    rows = Dataset.from_rows([{"n": i} for i in range(1000)]).map(lambda row: seen.append(row["n"]) or row)
+    many = rows.filter(lambda row: row["n"] % 2 == 0).flat_map(lambda row: [row] * 1000).map(lambda row: row)
+    with Session(backend="inline") as session:
+        report = session.run(many.take(n).write_jsonl(tmp_path))
+    assert report.counters["rows_out"] == n
+    assert len(seen) < 1000
+    mapped = report.stages[-1].operations[1][1]
+    assert (mapped["rows_in"], mapped["filtered"]) == (1000, 1000 - len(seen))
+
+
 def test_take_counts_the_bad_records_that_it_came_upon(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('bad\n{"n": 1}\n{"n": 2}\n{"n": 3}\n')
     dataset = Dataset.from_files(tmp_path / "a.jsonl", on_error="quarantine").take(1)

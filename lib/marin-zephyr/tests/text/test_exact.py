@@ -17,7 +17,7 @@ def test_the_first_of_equal_texts_stays(tmp_path: Path, write_corpus, read_rows)
     assert (report.dropped.documents, report.dropped.bytes) == (2, 3)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(texts=st.lists(st.sampled_from(["", "a", "A", "a ", "é", "b", "c"]), min_size=1), per_shard=st.integers(1, 9))
 def test_agrees_with_a_dictionary(texts: list[str], per_shard: int, tmp_path_factory, write_corpus, read_rows) -> None:
     out = tmp_path_factory.mktemp("exact")

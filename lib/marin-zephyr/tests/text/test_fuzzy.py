@@ -64,7 +64,7 @@ def test_of_planted_near_copies_and_their_originals_the_longer_stay_and_nothing_
     assert report.kept.bytes + report.dropped.bytes == sum(len(text.encode()) for _, text in documents)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=12), min_size=1, max_size=12), st.integers(1, 3))
 def test_agrees_with_comparing_all_pairs(texts: list[list[str]], ngram: int) -> None:
     """By chance a pair at the threshold escapes the bands once in 10**6."""
@@ -104,7 +104,7 @@ def test_every_duplicate_is_named_with_its_true_similarity_to_a_kept_document(
         assert len(texts[row["id"]]) <= len(texts[row["kept_id"]])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 60), st.randoms(use_true_random=False))
 def test_what_stays_does_not_depend_on_order_or_shards(
     tmp_path_factory: pytest.TempPathFactory, write_to, read_rows, seed: int, per_shard: int, shuffling: random.Random

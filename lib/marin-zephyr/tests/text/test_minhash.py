@@ -17,7 +17,7 @@ def sets_from(*members: range | list[int]) -> NgramSets:
     return NgramSets(np.concatenate([*arrays, np.zeros(0, np.uint64)]), np.cumsum([0, *map(len, arrays)]))
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.integers(0, 2000), st.integers(0, 2000), st.integers(1, 2000), st.integers(0, 2**40))
 def test_estimate_is_within_hoeffdings_bound(left: int, right: int, shared: int, start: int) -> None:
     """Fails by chance for fewer than one pair in 10**9."""

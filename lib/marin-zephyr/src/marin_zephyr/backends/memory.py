@@ -16,8 +16,11 @@ from pathlib import Path
 from marin_zephyr.errors import UsageError
 
 MIB = 1 << 20
-WORKER_LEAST = 128 * MIB
-"""The least that a worker can do anything with: its libraries hold 45 MiB, a batch and what is made of it the rest."""
+WORKER_LEAST = 176 * MIB
+"""What a worker needs for any work on ordinary rows: its libraries, a block of input, some copies of a batch, the row
+group that a part holds back."""
+DRIVER_LEAST = 64 * MIB
+"""What the driver's own process needs beside them."""
 
 _DEFAULT_PERCENT = 80
 _MERGE_SHARE = 4
@@ -43,7 +46,12 @@ def parse_memory(value: str | int) -> int:
 
 def default_budget() -> int:
     """Bytes that a run may use if nobody says: 80% of what this process may still get."""
-    return max(WORKER_LEAST, min([_machine_memory(), *_group_limits()]) * _DEFAULT_PERCENT // 100)
+    return max(DRIVER_LEAST + WORKER_LEAST, min([_machine_memory(), *_group_limits()]) * _DEFAULT_PERCENT // 100)
+
+
+def num_workers_within(memory: int) -> int:
+    """How many workers a budget holds, its driver beside them; 0 if it is too small for one."""
+    return max(0, memory - DRIVER_LEAST) // WORKER_LEAST
 
 
 def merge_memory(ceiling: int) -> int:

@@ -9,7 +9,7 @@
 - `jsonl`, `text`, `csv`, `parquet`, `arrow`, `warc`   the readers
 - `predicates`   rows left out by the reader, and row groups that need not be read for it
 - `rejects`      what becomes of a record that cannot be read
-- `writers`, `arrow`   the sinks: parquet, JSON lines, Arrow
+- `writers`, `arrow`   the sinks: parquet, JSON lines, Arrow; `columnar` is what the first and the last share
 
 A reader is a function ``read(file, options, desk) -> Iterator[polars.DataFrame]``; `reader` finds it by format name.
 """

@@ -6,8 +6,7 @@ trusts offsets and text as they lie in the file; here each batch is checked befo
 stream end without a mark, every writer sets one, and without it a cut between two batches could not be seen: so a
 stream without it is refused after its last row.
 
-The sink writes equal bytes for equal rows: batches of fixed size, compressed one after another. As in parquet parts,
-the schema may widen while a part is written, and then the part is written again from what it holds.
+The sink writes equal bytes for equal rows: batches of fixed size (`columnar`), compressed one after another.
 
 See: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
@@ -23,14 +22,13 @@ import polars as pl
 import pyarrow as pa
 
 from marin_zephyr.errors import InputError
+from marin_zephyr.formats.columnar import ColumnarPart
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.parquet import is_text
 from marin_zephyr.formats.provenance import finish, needed
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks, open_random
-from marin_zephyr.formats.writers import GROUP_BYTES, check_columns
-from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, conform, to_frame, unify
-from marin_zephyr.merging import batches
+from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, to_frame
 from marin_zephyr.nodes import ReadOptions
 
 _MAGIC = b"ARROW1"
@@ -98,81 +96,24 @@ def _batch_rows(batch: pa.RecordBatch) -> int:
     return max(1, min(BATCH_ROWS, int(BATCH_BYTES / 2 / max(1.0, width))))
 
 
-class ArrowPart:
-    """One Arrow file; batches of at most 65,536 rows and 16 MiB. Satisfies `writers.PartWriter`.
+class ArrowPart(ColumnarPart):
+    """One Arrow file, a record batch a group; ``zstd``, ``lz4`` or nothing compresses its columns."""
 
-    Args:
-        path: the file to write.
-        compression: of the columns: ``zstd``, ``lz4``, or None or ``none``.
-    """
+    def _table(self, frame: pl.DataFrame) -> pa.Table:
+        return _decoded(frame.to_arrow())
 
-    def __init__(self, path: Path, compression: str | None) -> None:
-        self._path = path
-        self._compression = compression
-        self._schema: pa.Schema | None = None
-        self._writer: pa.ipc.RecordBatchFileWriter | None = None
-        self._held: list[pa.Table] = []
-        self._rows = self._bytes = 0
+    def _open(self, path: Path, schema: pa.Schema) -> pa.ipc.RecordBatchFileWriter:
+        options = pa.ipc.IpcWriteOptions(compression=self._compression, use_threads=False)
+        return pa.ipc.new_file(str(path), schema, options=options)
 
-    def write(self, frame: pl.DataFrame) -> None:
-        """Appends rows, holding them until a batch is full."""
-        known = [] if self._schema is None else [self._schema]
-        self._widen(unify([*known, _decoded(frame.clear().to_arrow()).schema], what=self._path.name))
-        for part in batches([frame]):
-            piece = _decoded(part.to_arrow())
-            if self._held and (self._rows + piece.num_rows > BATCH_ROWS or self._bytes + piece.nbytes > GROUP_BYTES):
-                self._flush()
-            self._held.append(piece)
-            self._rows += piece.num_rows
-            self._bytes += piece.nbytes
+    def _append(self, writer: pa.ipc.RecordBatchFileWriter, group: pa.Table) -> None:
+        # What lies under a null and behind the last bit would tell how the rows came together.
+        writer.write_table(group.take(pa.array(np.arange(group.num_rows))))
 
-    def close(self) -> pa.Schema:
-        """Writes what is held, and the footer. A part without rows is a readable file."""
-        self._flush()
-        schema = self._schema or pa.schema([])
-        writer = self._writer or _writer(self._path, schema, self._compression)
-        writer.close()
-        return schema
-
-    def _flush(self) -> None:
-        if not self._held:
-            return
-        assert self._schema is not None
-        check_columns(self._schema, self._path)
-        self._writer = self._writer or _writer(self._path, self._schema, self._compression)
-        tables = [conform(t, self._schema, what=self._path.name) for t in self._held]
-        self._writer.write_table(pa.concat_tables(tables).combine_chunks())
-        self._held, self._rows, self._bytes = [], 0, 0
-
-    def _widen(self, schema: pa.Schema) -> None:
-        before, self._schema = self._schema, schema
-        if self._writer is not None and schema != before:
-            self._writer.close()
-            old = self._path.with_suffix(".narrow")
-            self._path.rename(old)
-            self._writer = _writer(self._path, schema, self._compression)
-            _copy(old, self._writer, schema)
-            old.unlink()
-
-
-def rewrite_arrow(path: Path, schema: pa.Schema, compression: str | None) -> None:
-    """Replaces a part by itself under a wider schema, atomically."""
-    wide = path.with_suffix(".wide")
-    with _writer(wide, schema, compression) as writer:
-        _copy(path, writer, schema)
-    wide.replace(path)
-
-
-def _writer(path: Path, schema: pa.Schema, compression: str | None) -> pa.ipc.RecordBatchFileWriter:
-    codec = None if compression in (None, "none") else compression
-    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
-    return pa.ipc.new_file(str(path), schema, options=options)
-
-
-def _copy(source: Path, writer: pa.ipc.RecordBatchFileWriter, schema: pa.Schema) -> None:
-    with pa.OSFile(str(source), "rb") as opened:
-        for batch in _batches(pa.ipc.open_file(opened)):
-            writer.write_table(conform(pa.Table.from_batches([batch]), schema, what=source.name).combine_chunks())
+    def _groups(self, path: Path) -> Iterator[pa.Table]:
+        with pa.OSFile(str(path), "rb") as opened:
+            for batch in _batches(pa.ipc.open_file(opened)):
+                yield pa.Table.from_batches([batch])
 
 
 def _decoded(table: pa.Table) -> pa.Table:

@@ -57,6 +57,7 @@ _ARROW_LIMIT = 2**31 - 2  # bytes of a block; its sizes are 32 bits wide
 _PARTS = 8  # of a block in which something is wrong
 _SMALLEST_PART = 1 << 16
 _WHITESPACE = b" \t\r"
+_SCALARS = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _CELL = 1 << 10  # bytes in which brackets are counted together; 8 counters of a byte each must hold them
 _SCAN_BYTES = 1 << 18  # what is scanned at once, to stay in the processor's cache
 
@@ -253,11 +254,16 @@ def _declared(block: Block, options: ReadOptions) -> pa.Schema:
             if doubtful:
                 check_values(row)
             rows.append(row)
-    fields = []
+    fields: list[Any] = []
     for name in dict.fromkeys(name for row in rows for name in row if name not in options.string_columns):
+        values = [row.get(name) for row in rows]
+        kinds = set(map(type, values)) - {type(None)}
+        if len(kinds) == 1 and (kind := _SCALARS.get(kinds.pop())):
+            fields.append((name, kind))
+            continue
         # What does not unify is left for Arrow to refuse.
         with contextlib.suppress(SchemaError):
-            fields += frame_from_rows([{name: row.get(name)} for row in rows]).to_arrow().schema
+            fields += frame_from_rows([{name: value} for value in values]).to_arrow().schema
     return _without_nulls(pa.schema([*((name, pa.string()) for name in options.string_columns), *fields]))
 
 

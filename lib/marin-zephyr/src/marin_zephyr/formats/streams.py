@@ -129,7 +129,7 @@ def _gzip(raw: IO[bytes], size: int) -> Iterator[bytes]:
 def _gzip_member(head: bytes) -> Any:
     """ISA-L takes less than a header's length of anything for the beginning of one."""
     if not head.startswith(_GZIP_MAGIC[: len(head)]):
-        raise isal_zlib.IsalError("no gzip header")
+        raise isal_zlib.IsalError("no gzip header")  # pyrefly: ignore
     return isal_zlib.decompressobj(_GZIP_WINDOW)
 
 

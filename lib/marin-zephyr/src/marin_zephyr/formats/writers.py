@@ -1,8 +1,6 @@
-"""The sinks: parquet and JSON lines, written so that equal rows give equal bytes.
+"""The sinks: parquet, Arrow (`arrow`) and JSON lines, written so that equal rows give equal bytes.
 
-Parquet row groups are cut at fixed sizes, compressors are given no time stamp, and no writer uses threads. A part's
-schema may widen while it is written (a later batch has a float where the first had integers, or one more column): then
-the part is rewritten from what it holds, losslessly or not at all.
+Groups of rows are cut at fixed sizes (`columnar`), compressors are given no time stamp, and no writer uses threads.
 
 JSON is encoded by Polars where that gives the same objects as Python's encoder, which the types of the columns decide:
 of NaN Polars would make null, and dates it writes in a form of its own. Rows that carry the lines they were read from
@@ -25,12 +23,10 @@ import pyarrow.parquet as pq
 import zstandard
 
 from marin_zephyr.errors import SchemaError
-from marin_zephyr.frames import BATCH_ROWS, conform, unify
-from marin_zephyr.merging import batches
+from marin_zephyr.formats.arrow import ArrowPart
+from marin_zephyr.formats.columnar import ColumnarPart
+from marin_zephyr.frames import BATCH_ROWS
 from marin_zephyr.nodes import RAW
-
-GROUP_BYTES = 16 << 20
-"""Of values in a row group: what a part holds back, and for the time of a copy twice."""
 
 _SAME_IN_POLARS = (pl.String, pl.Boolean, pl.Null, pl.Float64, pl.Int8, pl.Int16, pl.Int32, pl.Int64)
 _SAME_IN_POLARS += (pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
@@ -48,83 +44,19 @@ class PartWriter(Protocol):
         ...
 
 
-class ParquetPart:
-    """One parquet file; row groups of at most 65,536 rows and 16 MiB."""
+class ParquetPart(ColumnarPart):
+    """One parquet file, a row group a group; ``zstd``, ``snappy`` or nothing compresses its columns."""
 
-    def __init__(self, path: Path, compression: str | None) -> None:
-        self._path = path
-        self._compression = compression or "none"
-        self._schema: pa.Schema | None = None
-        self._writer: pq.ParquetWriter | None = None
-        self._held: list[pa.Table] = []
-        self._rows = self._bytes = 0
+    def _open(self, path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+        return pq.ParquetWriter(path, schema, compression=self._compression or "none")
 
-    def write(self, frame: pl.DataFrame) -> None:
-        """Appends rows, holding them until a row group is full."""
-        known = [] if self._schema is None else [self._schema]
-        self._widen(unify([*known, frame.clear().to_arrow().schema], what=self._path.name))
-        for part in batches([frame]):
-            piece = part.to_arrow()
-            if self._held and (self._rows + piece.num_rows > BATCH_ROWS or self._bytes + piece.nbytes > GROUP_BYTES):
-                self._flush()
-            self._held.append(piece)
-            self._rows += piece.num_rows
-            self._bytes += piece.nbytes
+    def _append(self, writer: pq.ParquetWriter, group: pa.Table) -> None:
+        writer.write_table(group, row_group_size=BATCH_ROWS)
 
-    def close(self) -> pa.Schema:
-        """Writes what is held, and the footer. A part without rows is a readable file."""
-        self._flush()
-        if self._writer is None:
-            self._writer = self._open(self._schema or pa.schema([]))
-        self._writer.close()
-        return self._schema or pa.schema([])
-
-    def _flush(self) -> None:
-        if not self._held:
-            return
-        assert self._schema is not None
-        check_columns(self._schema, self._path)
-        self._writer = self._writer or self._open(self._schema)
-        tables = [conform(t, self._schema, what=self._path.name) for t in self._held]
-        self._writer.write_table(pa.concat_tables(tables).combine_chunks(), row_group_size=BATCH_ROWS)
-        self._held, self._rows, self._bytes = [], 0, 0
-
-    def _widen(self, schema: pa.Schema) -> None:
-        before, self._schema = self._schema, schema
-        if self._writer is None or schema == before:
-            return
-        self._writer.close()
-        old = self._path.with_suffix(".narrow")
-        self._path.rename(old)
-        self._writer = self._open(schema)
-        _copy(old, self._writer, schema)
-        old.unlink()
-
-    def _open(self, schema: pa.Schema) -> pq.ParquetWriter:
-        return pq.ParquetWriter(self._path, schema, compression=self._compression)
-
-
-def check_columns(schema: pa.Schema, path: Path) -> None:
-    """Refuses rows of no column: a file of columns would forget them."""
-    if not len(schema):
-        raise SchemaError(
-            f"{path.name}: its rows have no column, and it would forget them; leave them out, or write jsonl"
-        )
-
-
-def rewrite_parquet(path: Path, schema: pa.Schema, compression: str | None) -> None:
-    """Replaces a part by itself under a wider schema, atomically."""
-    wide = path.with_suffix(".wide")
-    with pq.ParquetWriter(wide, schema, compression=compression or "none") as writer:
-        _copy(path, writer, schema)
-    wide.replace(path)
-
-
-def _copy(source: Path, writer: pq.ParquetWriter, schema: pa.Schema) -> None:
-    with pq.ParquetFile(source) as old:
-        for i in range(old.num_row_groups):
-            table = conform(old.read_row_group(i, use_threads=False), schema, what=source.name)
-            writer.write_table(table, row_group_size=BATCH_ROWS)
+    def _groups(self, path: Path) -> Iterator[pa.Table]:
+        with pq.ParquetFile(path) as opened:
+            for i in range(opened.num_row_groups):
+                yield opened.read_row_group(i, use_threads=False)
 
 
 class JsonlPart:
@@ -215,10 +147,10 @@ def part_name(index: int, format: str, compression: str | None) -> str:
     return f"part-{index:05d}.{extension}"
 
 
+COLUMNAR: dict[str, type[ColumnarPart]] = {"parquet": ParquetPart, "arrow": ArrowPart}
+"""Format -> the writer of its parts, for the formats whose parts have a schema."""
+
+
 def part_writer(path: Path, format: str, compression: str | None) -> PartWriter:
     """The writer of a format."""
-    if format == "arrow":
-        from marin_zephyr.formats.arrow import ArrowPart  # it imports this module
-
-        return ArrowPart(path, compression)
-    return ParquetPart(path, compression) if format == "parquet" else JsonlPart(path, compression)
+    return COLUMNAR.get(format, JsonlPart)(path, compression)

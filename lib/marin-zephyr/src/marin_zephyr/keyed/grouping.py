@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import polars as pl
 
+from marin_zephyr.batching import batches, row_bytes, stack
 from marin_zephyr.columns import Aggregate, first
 from marin_zephyr.context import Frames, TaskContext, nonempty
 from marin_zephyr.counters import RowCounts
@@ -19,11 +20,9 @@ from marin_zephyr.errors import SchemaError
 from marin_zephyr.keyed.aggregating import joined, states, values
 from marin_zephyr.keyed.ordering import Sorter
 from marin_zephyr.keys import KEY, encode
-from marin_zephyr.merging import batches, row_bytes
 from marin_zephyr.nodes import GroupBy
 from marin_zephyr.outputs import Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions, partition_inputs
-from marin_zephyr.runs import stack
 
 # Counted by the rows alone, not by the memory that there is or that a layout takes: they decide how float sums round.
 _GATHERED_ROWS = 200_000

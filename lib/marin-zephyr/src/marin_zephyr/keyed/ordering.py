@@ -2,7 +2,7 @@
 
 A `Sorter` takes the frames of one partition and gives them back sorted by key, rows of one key in the order they came.
 What exceeds a quarter of the task's memory lies in sorted runs on disk, which are merged. The frames that it gives end
-where memory ended, so whatever is made of them is cut anew (`marin_zephyr.merging.batches`) before a caller sees it.
+where memory ended, so whatever is made of them is cut anew (`marin_zephyr.batching.batches`) before a caller sees it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from pathlib import Path
 
 import polars as pl
 
+from marin_zephyr.batching import stack
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.exchange import read_blocks
 from marin_zephyr.frames import Schemas, conformed, to_frame
 from marin_zephyr.keys import KEY, encode
 from marin_zephyr.merging import merged
-from marin_zephyr.runs import stack, write_run
+from marin_zephyr.runs import write_run
 
 GROUP = "\1group"
 _WHAT = "rows of a key"

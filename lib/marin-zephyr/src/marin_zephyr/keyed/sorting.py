@@ -20,13 +20,14 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from marin_zephyr.batching import batches
 from marin_zephyr.context import Frames, TaskContext, nonempty
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.exchange import BlockWriter, read_blocks
 from marin_zephyr.frames import Schemas, conformed, to_frame
 from marin_zephyr.inputs import counted
 from marin_zephyr.keys import KEY, encode
-from marin_zephyr.merging import batches, merged
+from marin_zephyr.merging import merged
 from marin_zephyr.nodes import Sort
 from marin_zephyr.planning import Builder, Open, num_partitions
 from marin_zephyr.records import TaskFile, task_file

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from marin_zephyr.batching import batches
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import SchemaError
 from marin_zephyr.frames import BATCH_ROWS
-from marin_zephyr.merging import batches
 from marin_zephyr.nodes import Explode
 
 

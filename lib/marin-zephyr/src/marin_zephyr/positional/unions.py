@@ -29,7 +29,7 @@ def expand(builder: Builder, node: Union) -> Open:
     policies = sorted({part.on_error for part in parts})
     if len(policies) > 1:
         raise UsageError(f"union: on_error is {' in one dataset and '.join(policies)} in another; give all the same")
-    limits = {part.max_bad for part in parts} - {None}
+    limits = {part.max_bad for part in parts if part.max_bad is not None}
     if len(limits) > 1:
         shown = " in one dataset and ".join(map(str, sorted(limits)))
         raise UsageError(f"union: max_bad is {shown} in another; give all the same")
