@@ -22,8 +22,6 @@ from marin_zephyr.keyed.matching import pairs
 from marin_zephyr.keyed.sides import beside, check_comparable, coded, renamed_columns
 from marin_zephyr.keys import KEY
 from marin_zephyr.nodes import JoinHow
-from marin_zephyr.outputs import Kept
-from marin_zephyr.records import TaskFile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +38,6 @@ class Offered:
         for frame in frames:
             counts.add(RowCounts(rows_in=frame.height, consumed=frame.height))
             yield frame
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shelved:
-    """Output: rows that were `Offered`, kept as other rows are; the chain has given none as its result."""
-
-    def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
-        """Writes what `Kept` does."""
-        return Kept().write(frames, context)
 
 
 @dataclass(frozen=True, kw_only=True)
