@@ -37,6 +37,9 @@ class Parts:
 class Kept:
     """The rows, in a block file of the work directory."""
 
+    aside: bool = False
+    """Whether they are no rows of the result, so that the operation before has given none."""
+
     def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
         """Writes `rows_path`."""
         path = rows_path(context.home, context.index)

@@ -50,7 +50,7 @@ def run_task(
                 cast("Generator[Any]", generator).close()
         desk.close()
     check_chain(context.counts)
-    if isinstance(spec.output, (Parts, Kept)):
+    if isinstance(spec.output, Parts) or (isinstance(spec.output, Kept) and not spec.output.aside):
         check_written(context.counts, sum(file.rows for file in files))
     if desk.path.exists():
         files.append(task_file(desk.path, spec.home, rows=desk.count))

@@ -26,13 +26,13 @@ from marin_zephyr.exchange import read_blocks
 from marin_zephyr.fingerprints import fingerprint
 from marin_zephyr.frames import Schemas, conformed, to_frame, unify
 from marin_zephyr.inputs import counted
-from marin_zephyr.keyed.lookup import Offered, Shelved, SmallJoined
+from marin_zephyr.keyed.lookup import Offered, SmallJoined
 from marin_zephyr.keyed.matching import NULL, matched
 from marin_zephyr.keyed.ordering import Sorter
 from marin_zephyr.keyed.sides import ONLY_LEFT, beside, check_comparable, renamed_columns
 from marin_zephyr.keys import KEY
 from marin_zephyr.nodes import FilterExpr, Join, JoinHow, Select
-from marin_zephyr.outputs import Scattered
+from marin_zephyr.outputs import Kept, Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions
 from marin_zephyr.records import TaskFile, task_file
 from marin_zephyr.specs import blocks_path
@@ -52,7 +52,7 @@ def expand(builder: Builder, node: Join) -> Open:
     if node.how in ONLY_LEFT:
         right = replace(right, ops=(*right.ops, Select(tuple(map(pl.col, node.right_on)))))
     if right.weight <= _SMALL_BYTES and node.how not in ("right", "full"):
-        kept = builder.close(replace(right, ops=(*right.ops, Offered())), "join-small", Shelved())
+        kept = builder.close(replace(right, ops=(*right.ops, Offered())), "join-small", Kept(aside=True))
         small = SmallJoined(
             left_on=node.left_on,
             right_on=node.right_on,
