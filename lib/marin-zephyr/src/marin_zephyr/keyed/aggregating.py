@@ -112,7 +112,7 @@ def _result(a: Aggregate, dtype: pl.DataType) -> pl.Expr:
         case "sum" if dtype == _INTEGER_SUM:
             return state.cast(pl.Int64)
         case "mean":
-            return state.cast(pl.Float64) / pl.col(_count_name(a))  # null where the sum is
+            return pl.struct(state.cast(pl.Float64), pl.col(_count_name(a))).map_batches(_quotient, pl.Float64)
         case "approx_distinct":
             num = state.list.len().cast(pl.Int64)
             estimate = (_SMALLEST - 1) * 2.0**64 / state.list.max().cast(pl.Float64)
@@ -158,6 +158,13 @@ def _hashes(frame: pl.DataFrame, a: Aggregate) -> pl.Series:
     assert a.column is not None
     hashes = pl.Series(_hash_name(a), key_digests(frame, [a.column])[:, 0])
     return pl.select(pl.when(frame.get_column(a.column).is_not_null()).then(hashes)).to_series().alias(_hash_name(a))
+
+
+def _quotient(pairs: pl.Series) -> pl.Series:
+    """Sum by number, null where the sum is. Polars may multiply by a reciprocal, which rounds twice."""
+    totals, numbers = pairs.struct.unnest()
+    made = totals.fill_null(0.0).to_numpy() / np.maximum(numbers.to_numpy(), 1)
+    return pl.select(pl.when(totals.is_not_null()).then(pl.Series(totals.name, made))).to_series()
 
 
 def _check_type(a: Aggregate, dtype: pl.DataType, name: str) -> None:
