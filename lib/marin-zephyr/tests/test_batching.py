@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from marin_zephyr import batching
 from marin_zephyr.batching import batches, row_bytes
-from marin_zephyr.keys import KEY
+from marin_zephyr.shuffle.keys import KEY
 
 VALUES = st.fixed_dictionaries(
     {

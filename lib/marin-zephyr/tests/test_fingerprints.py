@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from marin_zephyr import col
 from marin_zephyr.fingerprints import fingerprint
-from marin_zephyr.labels import label
+from marin_zephyr.reporting.labels import label
 
 PLAIN = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(), st.binary()),

@@ -10,7 +10,7 @@ import pytest
 
 from marin_zephyr import Dataset, Session, col
 from marin_zephyr.errors import InputError, SchemaError, UsageError, UserCodeError, ZephyrError
-from marin_zephyr.keys import KEY
+from marin_zephyr.shuffle.keys import KEY
 
 ZONED, NAIVE = dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(2020, 1, 1)
 

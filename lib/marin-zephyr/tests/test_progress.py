@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from marin_zephyr import Dataset, Session
 from marin_zephyr.errors import UserCodeError
 from marin_zephyr.progress import BarProgress, LogProgress, Work
-from marin_zephyr.quantities import cut, shown_bytes, shown_duration
+from marin_zephyr.reporting.quantities import cut, shown_bytes, shown_duration
 
 
 @pytest.fixture

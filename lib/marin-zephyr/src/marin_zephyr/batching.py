@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, concat
-from marin_zephyr.keys import KEY
+from marin_zephyr.shuffle.keys import KEY
 
 
 def batches(frames: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:

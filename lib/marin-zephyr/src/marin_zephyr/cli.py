@@ -34,7 +34,7 @@ import tyro
 
 from marin_zephyr.errors import UsageError, UserCodeError, ZephyrError
 from marin_zephyr.progress import BarProgress, LogProgress, Progress
-from marin_zephyr.reports import REPORT, RunReport
+from marin_zephyr.reporting.reports import REPORT, RunReport
 from marin_zephyr.scripts import load
 from marin_zephyr.session import Session
 
@@ -164,7 +164,7 @@ def doctor(files: Positionals, /, *, format: Format | None = None, json: bool = 
         format: what the files are; by default told from their names.
         json: print the diagnoses as JSON.
     """
-    from marin_zephyr.doctor import examine, is_sound, tell
+    from marin_zephyr.diagnosis.doctor import examine, is_sound, tell
 
     diagnoses = examine(list(files), format=format)
     if json:

@@ -76,7 +76,7 @@ def approx_distinct(column: str) -> Aggregate:
     """How many different values there are: exact below 2,048, else an estimate with a standard error of 2.2%.
 
     Kept are the 2,048 least of the values' 64-bit hashes (16 KiB a key). Which values are equal is said by
-    `marin_zephyr.keys`.
+    `shuffle.keys`.
 
     See: Bar-Yossef et al., Counting distinct elements in a data stream (RANDOM 2002); the unbiased estimator
     (k - 1) / U_k and its error 1 / sqrt(k - 2) from Beyer et al., On synopses for distinct-value estimation under

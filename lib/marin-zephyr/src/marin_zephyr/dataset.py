@@ -343,7 +343,7 @@ class Dataset:
         """One row a key, in input order.
 
         Args:
-            on: the key column or columns; by default the whole row. See `marin_zephyr.keys` for which keys are
+            on: the key column or columns; by default the whole row. See `shuffle.keys` for which keys are
                 equal.
             keep: the ``first`` or the ``last`` row of a key in input order.
         """
@@ -365,7 +365,7 @@ class Dataset:
     ) -> Dataset:
         """Rows of this dataset and of another that have equal keys, side by side.
 
-        Keys are equal as `marin_zephyr.keys` says (``1`` is ``1.0``), except that a null equals nothing, as in SQL.
+        Keys are equal as `shuffle.keys` says (``1`` is ``1.0``), except that a null equals nothing, as in SQL.
         A key with m rows here and n rows there gives m x n rows. The result has this dataset's columns, its key
         columns filled from the other's where a row comes from there alone, and then the other's columns without its
         keys. Rows come in the canonical order of keys within a part, then in the order of this dataset, then in that of
@@ -423,7 +423,7 @@ class Dataset:
         """All rows in order: within a part file and from one to the next. Equal keys keep the order of the input.
 
         Args:
-            by: the key column or columns, the first weighs most. See `marin_zephyr.keys` for the order of values, which
+            by: the key column or columns, the first weighs most. See `shuffle.keys` for the order of values, which
                 may be of any types.
             descending: greatest first, for all columns or one by one.
             nulls_last: whether nulls come after all else; by default before, whatever ``descending`` says.
@@ -477,7 +477,7 @@ class Grouped:
     keys: tuple[str, ...]
 
     def agg(self, **aggregates: Aggregate) -> Dataset:
-        """One row a key, in the canonical order of keys (`marin_zephyr.keys`) within a part.
+        """One row a key, in the canonical order of keys (`shuffle.keys`) within a part.
 
         Null is a key like any other. Each shard aggregates its own rows first, so a key with very many rows costs no
         more than any other.

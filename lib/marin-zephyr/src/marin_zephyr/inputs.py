@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.exchange import read_blocks
 from marin_zephyr.formats import reader
 from marin_zephyr.formats.files import InputFile, check_unchanged
 from marin_zephyr.frames import batches_of_rows, named, to_frame
 from marin_zephyr.nodes import ReadOptions, Row
+from marin_zephyr.shuffle.blocks import read_blocks
 
 _BYTES_A_ROW = 256
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marin_zephyr.context import Frames, TaskContext, nonempty
-from marin_zephyr.exchange import BlockWriter
 from marin_zephyr.formats.writers import part_name, part_writer
-from marin_zephyr.keyed.skew import Sketch
-from marin_zephyr.keys import key_digests, partitions
 from marin_zephyr.records import TaskFile, task_file
+from marin_zephyr.reporting.skew import Sketch
+from marin_zephyr.shuffle.blocks import BlockWriter
+from marin_zephyr.shuffle.keys import key_digests, partitions
 from marin_zephyr.specs import blocks_path, rows_path
 
 

@@ -23,8 +23,6 @@ from marin_zephyr.fingerprints import fingerprint, library_versions
 from marin_zephyr.formats.files import PART, STAGING, list_files, shards
 from marin_zephyr.hub import files_of
 from marin_zephyr.inputs import ArrowInput, FilesInput, PartitionInput, RowsInput
-from marin_zephyr.keys import PARTITION_FUNCTION
-from marin_zephyr.labels import describe
 from marin_zephyr.nodes import (
     Apply,
     ArrowSource,
@@ -45,6 +43,8 @@ from marin_zephyr.nodes import (
 )
 from marin_zephyr.outputs import Counted, Kept, Parts
 from marin_zephyr.pushdown import push_down
+from marin_zephyr.reporting.labels import describe
+from marin_zephyr.shuffle.keys import PARTITION_FUNCTION
 from marin_zephyr.specs import Output, Stage, StageOp, StageSpec, TaskInput
 
 _PARTITION_BYTES = 64 << 20

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from marin_zephyr.quantities import cut, shown_bytes, shown_duration
+from marin_zephyr.reporting.quantities import cut, shown_bytes, shown_duration
 
 _log = logging.getLogger("marin_zephyr.progress")
 _LOG_SECONDS = 2.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from marin_zephyr.durability import replace_file
-from marin_zephyr.refusals import Refused
+from marin_zephyr.reporting.refusals import Refused
 
 
 @dataclass(frozen=True, kw_only=True)

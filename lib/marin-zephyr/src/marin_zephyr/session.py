@@ -27,14 +27,14 @@ from marin_zephyr.errors import OutputError, UsageError
 from marin_zephyr.formats.files import SINK_MANIFEST, is_rejects
 from marin_zephyr.nodes import Sink
 from marin_zephyr.progress import LogProgress, Progress, Work
-from marin_zephyr.quantities import shown_memory
-from marin_zephyr.refusals import Refused, check_limit, merge_refused
-from marin_zephyr.reports import RunReport, StageReport, input_bytes, summarize
+from marin_zephyr.reporting.quantities import shown_memory
+from marin_zephyr.reporting.refusals import Refused, check_limit, merge_refused
+from marin_zephyr.reporting.reports import RunReport, StageReport, input_bytes, summarize
 
 if TYPE_CHECKING:
-    from marin_zephyr.explaining import Explanation
     from marin_zephyr.planning import Plan
     from marin_zephyr.records import TaskRecord
+    from marin_zephyr.reporting.explaining import Explanation
     from marin_zephyr.specs import Stage, TaskInput
 
 _log = logging.getLogger(__name__)
@@ -147,8 +147,8 @@ class Session:
 
     def rows(self, dataset: Dataset) -> Iterator[dict[str, Any]]:
         """The rows of a dataset that ends in no sink, in order, as dicts."""
-        from marin_zephyr.exchange import read_blocks
         from marin_zephyr.outputs import Kept
+        from marin_zephyr.shuffle.blocks import read_blocks
 
         plan = self._plan(dataset, output=Kept())
         self._execute(plan, None)
@@ -172,8 +172,8 @@ class Session:
         Args:
             dataset: with or without a sink.
         """
-        from marin_zephyr.explaining import explain
         from marin_zephyr.outputs import Kept
+        from marin_zephyr.reporting.explaining import explain
 
         return explain(self._plan(dataset, output=None if isinstance(dataset.node, Sink) else Kept(), runs=False))
 
@@ -189,7 +189,7 @@ class Session:
 
     def _execute(self, plan: Plan, name: str | None) -> list[StageReport]:
         """Runs the stages that are not committed. A committed last stage makes all others superfluous."""
-        from marin_zephyr.reasons import why
+        from marin_zephyr.reporting.reasons import why
         from marin_zephyr.stages import committed, manifest_path
 
         known = committed(plan.stages[-1])

@@ -31,7 +31,7 @@ from marin_zephyr.durability import replace_file, sole_writer, sync, sync_all, w
 from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, REJECTS, SINK_MANIFEST, STAGING, is_rejects
 from marin_zephyr.outputs import Parts
-from marin_zephyr.reports import StageReport
+from marin_zephyr.reporting.reports import StageReport
 from marin_zephyr.specs import HOME_MANIFEST, Stage
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.backends.memory import Gauge
 from marin_zephyr.errors import RejectRow
-from marin_zephyr.quantities import shown_memory
+from marin_zephyr.reporting.quantities import shown_memory
 
 if TYPE_CHECKING:
     import polars as pl

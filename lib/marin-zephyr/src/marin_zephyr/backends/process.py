@@ -33,7 +33,7 @@ from marin_zephyr.backends.memory import Gauge, merge_memory
 from marin_zephyr.backends.pickling import dumps
 from marin_zephyr.backends.pool import Worker, start_worker
 from marin_zephyr.backends.verdicts import Trial
-from marin_zephyr.quantities import shown_memory
+from marin_zephyr.reporting.quantities import shown_memory
 
 if TYPE_CHECKING:  # what is imported here is waited for before the workers start
     from marin_zephyr.records import TaskRecord

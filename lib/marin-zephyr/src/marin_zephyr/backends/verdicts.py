@@ -19,7 +19,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from marin_zephyr.errors import MemoryLimitError, WorkerDiedError, ZephyrError
-from marin_zephyr.quantities import shown_memory
+from marin_zephyr.reporting.quantities import shown_memory
 
 if TYPE_CHECKING:
     from marin_zephyr.backends.care import Note, Position

@@ -19,8 +19,8 @@ from typing import IO, Any
 from marin_zephyr.errors import BadRecordError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, InputFile
 from marin_zephyr.nodes import OnError
-from marin_zephyr.quantities import clipped
-from marin_zephyr.refusals import Refused, add_refused
+from marin_zephyr.reporting.quantities import clipped
+from marin_zephyr.reporting.refusals import Refused, add_refused
 
 _RAW_LIMIT = 1 << 20
 _SHOWN = 200

@@ -11,5 +11,5 @@ the node's type.
 - `sorting`    all rows in order; ranges of keys are merged from sorted runs
 
 Parts of these: `aggregating` (states of aggregates), `ordering` (rows in key order within memory), `matching` (pairs of
-two sorted sides), `sides` (columns of a join), `lookup` (a join whose right side is small), `skew` (hot keys).
+two sorted sides), `sides` (columns of a join) and `lookup` (a join whose right side is small).
 """

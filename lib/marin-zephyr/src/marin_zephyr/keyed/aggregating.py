@@ -19,7 +19,7 @@ import polars as pl
 
 from marin_zephyr.columns import Aggregate
 from marin_zephyr.errors import SchemaError
-from marin_zephyr.keys import key_digests
+from marin_zephyr.shuffle.keys import key_digests
 
 _INTEGER_SUM = pl.Decimal(38, 0)
 _SMALLEST = 2048

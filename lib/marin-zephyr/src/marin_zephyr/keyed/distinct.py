@@ -17,12 +17,12 @@ import polars as pl
 
 from marin_zephyr.context import Frames, TaskContext, nonempty
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.exchange import BlockWriter, read_blocks
-from marin_zephyr.keys import key_digests, partitions
 from marin_zephyr.nodes import Distinct
 from marin_zephyr.outputs import Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions, partition_inputs
 from marin_zephyr.records import TaskFile, task_file
+from marin_zephyr.shuffle.blocks import BlockWriter, read_blocks
+from marin_zephyr.shuffle.keys import key_digests, partitions
 from marin_zephyr.specs import blocks_path, rows_path
 
 _RECENT = 1 << 18

@@ -19,10 +19,10 @@ from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import SchemaError
 from marin_zephyr.keyed.aggregating import joined, states, values
 from marin_zephyr.keyed.ordering import Sorter
-from marin_zephyr.keys import KEY, encode
 from marin_zephyr.nodes import GroupBy
 from marin_zephyr.outputs import Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions, partition_inputs
+from marin_zephyr.shuffle.keys import KEY, encode
 
 # Counted by the rows alone, not by the memory that there is or that a layout takes: they decide how float sums round.
 _GATHERED_ROWS = 200_000
@@ -84,7 +84,7 @@ class PartialAggregates:
         if any(frame.schema[key].is_nested() for key in self.keys):
             by, aggregates = (KEY,), _carrying(self.keys, self.aggregates)
             frame = frame.with_columns(encode(frame, self.keys))
-        else:  # Polars tells such keys apart as `marin_zephyr.keys` does, within one frame
+        else:  # Polars tells such keys apart as `shuffle.keys` does, within one frame
             by, aggregates = self.keys, self.aggregates
         try:
             return states(frame, by, aggregates, name=name).drop(KEY, strict=False)

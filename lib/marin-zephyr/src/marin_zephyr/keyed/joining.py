@@ -22,7 +22,6 @@ import pyarrow as pa
 from marin_zephyr.batching import batches
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.exchange import read_blocks
 from marin_zephyr.fingerprints import fingerprint
 from marin_zephyr.frames import Schemas, conformed, to_frame, unify
 from marin_zephyr.inputs import counted
@@ -30,11 +29,12 @@ from marin_zephyr.keyed.lookup import Offered, SmallJoined
 from marin_zephyr.keyed.matching import NULL, matched
 from marin_zephyr.keyed.ordering import Sorter
 from marin_zephyr.keyed.sides import ONLY_LEFT, beside, check_comparable, renamed_columns
-from marin_zephyr.keys import KEY
 from marin_zephyr.nodes import FilterExpr, Join, JoinHow, Select
 from marin_zephyr.outputs import Kept, Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions
 from marin_zephyr.records import TaskFile, task_file
+from marin_zephyr.shuffle.blocks import read_blocks
+from marin_zephyr.shuffle.keys import KEY
 from marin_zephyr.specs import blocks_path
 
 _RIGHT = "\1right"

@@ -16,12 +16,12 @@ import pyarrow as pa
 from marin_zephyr.batching import batches
 from marin_zephyr.context import Frames, TaskContext, nonempty
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.exchange import read_blocks
 from marin_zephyr.frames import concat
 from marin_zephyr.keyed.matching import pairs
 from marin_zephyr.keyed.sides import beside, check_comparable, coded, renamed_columns
-from marin_zephyr.keys import KEY
 from marin_zephyr.nodes import JoinHow
+from marin_zephyr.shuffle.blocks import read_blocks
+from marin_zephyr.shuffle.keys import KEY
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ import numpy as np
 import polars as pl
 
 from marin_zephyr.context import Frames
-from marin_zephyr.exchange import BlockWriter, read_blocks
-from marin_zephyr.keys import KEY
 from marin_zephyr.nodes import JoinHow
+from marin_zephyr.shuffle.blocks import BlockWriter, read_blocks
+from marin_zephyr.shuffle.keys import KEY
 
 NULL = "\1null"
 

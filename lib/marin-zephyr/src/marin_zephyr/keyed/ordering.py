@@ -14,11 +14,11 @@ import polars as pl
 
 from marin_zephyr.batching import stack
 from marin_zephyr.context import Frames, TaskContext
-from marin_zephyr.exchange import read_blocks
 from marin_zephyr.frames import Schemas, conformed, to_frame
-from marin_zephyr.keys import KEY, encode
-from marin_zephyr.merging import merged
-from marin_zephyr.runs import write_run
+from marin_zephyr.shuffle.blocks import read_blocks
+from marin_zephyr.shuffle.keys import KEY, encode
+from marin_zephyr.shuffle.merging import merged
+from marin_zephyr.shuffle.runs import write_run
 
 GROUP = "\1group"
 _WHAT = "rows of a key"

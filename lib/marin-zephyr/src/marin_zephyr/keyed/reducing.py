@@ -18,12 +18,12 @@ from marin_zephyr.counters import RowCounts
 from marin_zephyr.errors import FAILURES, UserCodeError, ZephyrError
 from marin_zephyr.frames import batches_made
 from marin_zephyr.keyed.ordering import GROUP, Sorter
-from marin_zephyr.keys import KEY
-from marin_zephyr.labels import label
 from marin_zephyr.nodes import Reduce, Row
 from marin_zephyr.outputs import Scattered
 from marin_zephyr.planning import Builder, Open, num_partitions, partition_inputs
-from marin_zephyr.quantities import clipped
+from marin_zephyr.reporting.labels import label
+from marin_zephyr.reporting.quantities import clipped
+from marin_zephyr.shuffle.keys import KEY
 
 _SHOWN = 200
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from marin_zephyr.errors import SchemaError
 from marin_zephyr.keyed.matching import NULL, Pairs
-from marin_zephyr.keys import KEY, encode
+from marin_zephyr.shuffle.keys import KEY, encode
 
 ONLY_LEFT = ("semi", "anti")
 

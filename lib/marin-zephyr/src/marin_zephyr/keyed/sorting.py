@@ -23,15 +23,15 @@ import pyarrow as pa
 from marin_zephyr.batching import batches
 from marin_zephyr.context import Frames, TaskContext, nonempty
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.exchange import BlockWriter, read_blocks
 from marin_zephyr.frames import Schemas, conformed, to_frame
 from marin_zephyr.inputs import counted
-from marin_zephyr.keys import KEY, encode
-from marin_zephyr.merging import merged
 from marin_zephyr.nodes import Sort
 from marin_zephyr.planning import Builder, Open, num_partitions
 from marin_zephyr.records import TaskFile, task_file
-from marin_zephyr.runs import read_runs, write_runs
+from marin_zephyr.shuffle.blocks import BlockWriter, read_blocks
+from marin_zephyr.shuffle.keys import KEY, encode
+from marin_zephyr.shuffle.merging import merged
+from marin_zephyr.shuffle.runs import read_runs, write_runs
 from marin_zephyr.specs import blocks_path, rows_path
 
 _WEIGHT = "weight"
@@ -76,7 +76,7 @@ class SortedRuns:
     sampled: int
 
     def write(self, frames: Frames, context: TaskContext) -> list[TaskFile]:
-        """Writes `rows_path` (`marin_zephyr.runs`) and `blocks_path` (the sample, and a block of no rows)."""
+        """Writes `rows_path` (`shuffle.runs`) and `blocks_path` (the sample, and a block of no rows)."""
         home, index = context.home, context.index
         sample = _Sample(self.sampled, seed=index)
         schemas = Schemas()

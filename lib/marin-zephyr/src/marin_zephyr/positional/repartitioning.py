@@ -11,12 +11,12 @@ from pathlib import Path
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.exchange import num_rows, read_rows
 from marin_zephyr.fingerprints import fingerprint
 from marin_zephyr.inputs import counted
 from marin_zephyr.nodes import Repartition
 from marin_zephyr.outputs import Kept
 from marin_zephyr.planning import Builder, Open
+from marin_zephyr.shuffle.blocks import num_rows, read_rows
 
 
 def expand(builder: Builder, node: Repartition) -> Open:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from marin_zephyr.context import Frames, TaskContext
 from marin_zephyr.counters import RowCounts
-from marin_zephyr.exchange import num_rows, read_rows
 from marin_zephyr.nodes import Take
 from marin_zephyr.outputs import Kept
 from marin_zephyr.planning import Builder, Open
+from marin_zephyr.shuffle.blocks import num_rows, read_rows
 
 
 def expand(builder: Builder, node: Take) -> Open:

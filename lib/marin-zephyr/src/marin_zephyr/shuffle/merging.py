@@ -31,9 +31,9 @@ from pathlib import Path
 import polars as pl
 
 from marin_zephyr.batching import num_bytes, stack
-from marin_zephyr.exchange import read_blocks
-from marin_zephyr.keys import KEY
-from marin_zephyr.runs import BLOCK_BYTES, write_run
+from marin_zephyr.shuffle.blocks import read_blocks
+from marin_zephyr.shuffle.keys import KEY
+from marin_zephyr.shuffle.runs import BLOCK_BYTES, write_run
 
 
 def merged(runs: Sequence[Iterable[pl.DataFrame]], *, memory: int, scratch: Path) -> Iterator[pl.DataFrame]:

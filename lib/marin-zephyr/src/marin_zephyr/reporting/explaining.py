@@ -14,13 +14,13 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.inputs import FilesInput
-from marin_zephyr.keys import PARTITION_FUNCTION
 from marin_zephyr.outputs import Parts
-from marin_zephyr.quantities import shown_bytes
+from marin_zephyr.reporting.quantities import shown_bytes
+from marin_zephyr.shuffle.keys import PARTITION_FUNCTION
 
 if TYPE_CHECKING:
     from marin_zephyr.planning import Plan
-    from marin_zephyr.reports import StageReport
+    from marin_zephyr.reporting.reports import StageReport
     from marin_zephyr.specs import Stage
 
 _WIDTH = 80
@@ -61,8 +61,8 @@ class Explanation:
 
 def explain(plan: Plan) -> Explanation:
     """A plan as it would run now: each stage with what it reads, does and writes, and whether it is done already."""
-    from marin_zephyr.reasons import why
     from marin_zephyr.records import record_path
+    from marin_zephyr.reporting.reasons import why
     from marin_zephyr.stages import committed, manifest_path
 
     sink = plan.stages[-1]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.formats.files import is_rejects
-from marin_zephyr.quantities import cut, shown_bytes
-from marin_zephyr.refusals import Refused, merge_refused, num_refused, told_refused
+from marin_zephyr.reporting.quantities import cut, shown_bytes
+from marin_zephyr.reporting.refusals import Refused, merge_refused, num_refused, told_refused
 from marin_zephyr.specs import is_exchanged
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class StageReport:
     hot_keys: tuple[dict[str, Any], ...] = ()
     """Of an exchange that it feeds: ``key``, ``rows`` (at least) and ``share`` of each key with over 5% of the rows."""
     made_of: dict[str, Any] = field(default_factory=dict)
-    """What the result depends on; see `marin_zephyr.reasons`."""
+    """What the result depends on; see `reporting.reasons`."""
     executed: int = 0
     """Tasks that ran in this run; the others were committed before."""
     seconds: float = 0.0
@@ -204,8 +204,8 @@ def summarize(
         retried: how many tasks were tried again.
     """
     from marin_zephyr.inputs import SOURCES
-    from marin_zephyr.keyed.skew import hot_keys
-    from marin_zephyr.reasons import made_of
+    from marin_zephyr.reporting.reasons import made_of
+    from marin_zephyr.reporting.skew import hot_keys
 
     operations = [(name, RowCounts()) for name, _ in records[0].operations]
     counters: dict[str, int] = {}

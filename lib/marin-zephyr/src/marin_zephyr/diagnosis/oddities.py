@@ -20,7 +20,7 @@ from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.lines import Block, line_blocks
 from marin_zephyr.formats.streams import blocks
-from marin_zephyr.quantities import shown_bytes
+from marin_zephyr.reporting.quantities import shown_bytes
 
 _HUGE_BYTES = 64 << 20
 _BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marin_zephyr import merging, runs
 from marin_zephyr.batching import num_bytes
-from marin_zephyr.exchange import read_blocks
-from marin_zephyr.keys import KEY, encode
-from marin_zephyr.merging import merged
-from marin_zephyr.runs import read_runs, write_run, write_runs
+from marin_zephyr.shuffle import merging, runs
+from marin_zephyr.shuffle.blocks import read_blocks
+from marin_zephyr.shuffle.keys import KEY, encode
+from marin_zephyr.shuffle.merging import merged
+from marin_zephyr.shuffle.runs import read_runs, write_run, write_runs
 
 KEYS = st.lists(st.integers(0, 6) | st.just(3), max_size=30)
 CUTS = st.integers(1, 5)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_zephyr import Dataset, Session
-from marin_zephyr.doctor import examine, is_sound, tell
+from marin_zephyr.diagnosis.doctor import examine, is_sound, tell
+from marin_zephyr.diagnosis.kinds import conflicts, find_kinds
+from marin_zephyr.diagnosis.oddities import find_oddities
 from marin_zephyr.errors import TruncatedFileError
 from marin_zephyr.formats.files import InputFile
-from marin_zephyr.kinds import conflicts, find_kinds
-from marin_zephyr.oddities import find_oddities
 
 ROW = b'{"t":"x","n":1}\n'  # 16 bytes
 MANY = b"".join(b'{"t":"%d","n":%d}\n' % (i * 7919, i) for i in range(5000))
@@ -75,7 +75,7 @@ def test_damage_is_named_with_its_place(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", NOTES)
 def test_what_is_odd_and_read_all_the_same_is_a_note(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr("marin_zephyr.oddities._HUGE_BYTES", 1 << 20)
+    monkeypatch.setattr("marin_zephyr.diagnosis.oddities._HUGE_BYTES", 1 << 20)
     name, data, line, offset, reason = NOTES[kind]
     (tmp_path / name).write_bytes(data)
     (diagnosis,) = examine(tmp_path / name)

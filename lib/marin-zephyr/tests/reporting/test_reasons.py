@@ -101,7 +101,7 @@ def test_a_library_is_named_with_both_versions(again, raw, tmp_path, monkeypatch
 
     versions = fingerprints.library_versions()
     run(tmp_path, Dataset.from_files(raw))
-    for module in ("planning", "reasons", "fingerprints"):
+    for module in ("planning", "reporting.reasons", "fingerprints"):
         monkeypatch.setattr(f"marin_zephyr.{module}.library_versions", lambda: {**versions, "polars": "99.0"})
     run(tmp_path, Dataset.from_files(raw))
     assert again() == {"write": f"polars {versions['polars']} -> 99.0"}

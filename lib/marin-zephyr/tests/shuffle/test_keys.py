@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from marin_zephyr.errors import SchemaError
 from marin_zephyr.frames import frame_from_rows
-from marin_zephyr.keys import encode, key_digests, partitions
+from marin_zephyr.shuffle.keys import encode, key_digests, partitions
 
 INTEGERS = {pl.Int8: (7, -1), pl.Int16: (15, -1), pl.Int32: (31, -1), pl.Int64: (63, -1), pl.UInt8: (8, 0)}
 INTEGERS |= {pl.UInt16: (16, 0), pl.UInt32: (32, 0), pl.UInt64: (64, 0), pl.Int128: (127, -1)}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.errors import CorruptBlockError
-from marin_zephyr.exchange import BlockWriter, read_blocks
+from marin_zephyr.shuffle.blocks import BlockWriter, read_blocks
 
 
 @given(rows=st.lists(st.tuples(st.integers(0, 4), st.text(max_size=6)), max_size=50), num_partitions=st.integers(1, 5))

@@ -1,6 +1,6 @@
 """Runs: rows sorted by their keys, on disk, so that they can be merged in little memory and read in part.
 
-A file of runs is a block file (`marin_zephyr.exchange`) of small blocks. Partition ``r + 1`` holds run ``r``;
+A file of runs is a block file (`shuffle.blocks`) of small blocks. Partition ``r + 1`` holds run ``r``;
 partition 0 says of each block which run it belongs to and between which keys it lies, so a reader of a range of keys
 leaves out the blocks that cannot hold any. Only the first bytes of keys are noted: a block too many may be read, never
 one too few.
@@ -16,8 +16,8 @@ from pathlib import Path
 import polars as pl
 
 from marin_zephyr.batching import num_bytes, stack
-from marin_zephyr.exchange import BlockWriter, read_blocks
-from marin_zephyr.keys import KEY
+from marin_zephyr.shuffle.blocks import BlockWriter, read_blocks
+from marin_zephyr.shuffle.keys import KEY
 
 BLOCK_BYTES = 1 << 20
 _SHOWN_BYTES = 64

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from marin_zephyr.quantities import clipped
+from marin_zephyr.reporting.quantities import clipped
 
 HOT_SHARE = 0.05
 _KEPT = 64

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from marin_zephyr import Dataset, Session
 from marin_zephyr import session as session_module
-from marin_zephyr.keyed import skew
-from marin_zephyr.keys import key_digests
+from marin_zephyr.reporting import skew
+from marin_zephyr.shuffle.keys import key_digests
 
 
 @settings(max_examples=50, derandomize=True)

@@ -2,8 +2,8 @@
 
 It uses the readers themselves, with a desk that notes instead of raising, so it finds exactly what a run would stumble
 over. To these *findings* it adds *notes*: what is read all the same, but has lost rows elsewhere (see
-`marin_zephyr.oddities`), or changes the type of a column. Where a reader only knows that two lines of thousands
-disagree, the line is looked for (see `marin_zephyr.kinds`), and the reading goes on without that column.
+`diagnosis.oddities`), or changes the type of a column. Where a reader only knows that two lines of thousands
+disagree, the line is looked for (see `diagnosis.kinds`), and the reading goes on without that column.
 
 Files are also held against each other, in order: a column of another type than in the files before is a finding in the
 file that departs; a new column, or a type that widens, is a note.
@@ -20,16 +20,16 @@ from textwrap import wrap
 import pyarrow as pa
 
 from marin_zephyr.dataset import Dataset
+from marin_zephyr.diagnosis.kinds import Kinds, Place, conflicts, find_kinds
+from marin_zephyr.diagnosis.oddities import find_oddities
 from marin_zephyr.errors import InputError, SchemaError, ZephyrError
 from marin_zephyr.formats import reader
 from marin_zephyr.formats.files import UNKNOWN, InputFile, encodable, list_files
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.frames import unify
-from marin_zephyr.kinds import Kinds, Place, conflicts, find_kinds
 from marin_zephyr.nodes import FileSource, Inputs, ReadOptions
-from marin_zephyr.oddities import find_oddities
-from marin_zephyr.quantities import cut
+from marin_zephyr.reporting.quantities import cut
 
 _MAX_FINDINGS = 1000
 _SHOWN_FINDINGS = 20

@@ -16,8 +16,8 @@ from marin_zephyr.errors import RejectRow, TooManyBadRecordsError, UsageError
 from marin_zephyr.outputs import Counted
 from marin_zephyr.planning import plan
 from marin_zephyr.records import TaskRecord
-from marin_zephyr.refusals import add_refused, merge_refused
-from marin_zephyr.reports import RunReport, StageReport, summarize
+from marin_zephyr.reporting.refusals import add_refused, merge_refused
+from marin_zephyr.reporting.reports import RunReport, StageReport, summarize
 
 
 @pytest.fixture
