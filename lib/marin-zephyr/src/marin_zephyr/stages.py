@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,7 @@ from marin_zephyr.errors import OutputError, SchemaError
 from marin_zephyr.formats.files import PART, REJECTS, SINK_MANIFEST, STAGING, is_rejects
 from marin_zephyr.outputs import Parts
 from marin_zephyr.reporting.reports import StageReport
-from marin_zephyr.specs import HOME_MANIFEST, Stage, is_exchanged
+from marin_zephyr.specs import HOME_MANIFEST, Stage
 
 if TYPE_CHECKING:
     from marin_zephyr.records import TaskRecord
@@ -111,17 +110,11 @@ def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, S
         (out / name).parent.mkdir(exist_ok=True)
         (home / name).replace(out / name)
     sync(out)
-    # Of the runs of an earlier stage the sizes depend on the memory that it had.
-    before_this = [replace(r, files=tuple(filter(_is_lasting, r.files))) for _, r in earlier]
-    _write_manifest(stage, files, [*before_this, report], durable=True)
+    _write_manifest(stage, files, [*(r for _, r in earlier), report], durable=True)
     for staging in out.glob(f"{STAGING}*"):
         shutil.rmtree(staging, ignore_errors=True)
     for unfinished in out.glob(f".{SINK_MANIFEST}.*"):
         unfinished.unlink(missing_ok=True)
-
-
-def _is_lasting(file: Mapping[str, Any]) -> bool:
-    return is_rejects(file["name"]) or is_exchanged(file["name"])
 
 
 def _write_manifest(
