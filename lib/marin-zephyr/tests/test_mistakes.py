@@ -3,6 +3,7 @@
 import datetime as dt
 import os
 import shutil
+import subprocess
 import sys
 
 import polars as pl
@@ -174,3 +175,26 @@ def test_a_sort_leaves_the_same_manifest_whatever_memory_it_had(tmp_path, monkey
         made.append({path.name: path.read_bytes() for path in out.iterdir()})
         shutil.rmtree(out)
     assert made[0] == made[1]
+
+
+FULL = """
+import gc, resource, sys
+from marin_zephyr import Dataset, Session
+from marin_zephyr.errors import OutputError
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+dataset = Dataset.from_rows([{"text": "x" * 100} for _ in range(1_000)])
+with Session(backend="inline", work_dir=sys.argv[1]) as session:
+    for _ in range(3):
+        try:
+            session.run(dataset.write_jsonl(sys.argv[1] + "/out"))
+        except OutputError as e:
+            print(e)
+        gc.collect()
+"""
+
+
+def test_a_file_system_that_takes_no_more_is_an_error_each_time_and_crashes_nothing(tmp_path):
+    done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("cannot write") == 3

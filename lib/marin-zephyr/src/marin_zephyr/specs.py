@@ -121,3 +121,8 @@ def blocks_path(home: Path, task: int) -> Path:
 def is_exchanged(name: str) -> bool:
     """Whether a file of a stage, named relative to its home, is one through which it feeds an exchange."""
     return name.startswith(_EXCHANGE)
+
+
+def is_kept(name: str) -> bool:
+    """Whether a file is one of `rows_path`, or of a run of it."""
+    return name.startswith("rows-")

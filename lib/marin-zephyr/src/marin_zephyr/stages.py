@@ -22,7 +22,6 @@ import json
 import shutil
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +110,7 @@ def _publish(stage: Stage, report: StageReport, earlier: Sequence[tuple[Stage, S
         (out / name).parent.mkdir(exist_ok=True)
         (home / name).replace(out / name)
     sync(out)
-    # Of an earlier stage's own files the sizes depend on the memory that it had.
-    before_this = [replace(r, files=tuple(f for f in r.files if is_rejects(f["name"]))) for _, r in earlier]
-    _write_manifest(stage, files, [*before_this, report], durable=True)
+    _write_manifest(stage, files, [*(r for _, r in earlier), report], durable=True)
     for staging in out.glob(f"{STAGING}*"):
         shutil.rmtree(staging, ignore_errors=True)
     for unfinished in out.glob(f".{SINK_MANIFEST}.*"):

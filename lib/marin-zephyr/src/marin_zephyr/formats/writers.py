@@ -94,13 +94,13 @@ def _raw_lines(raw: pl.Series) -> memoryview:
     return memoryview(data or b"")[:last]
 
 
-def _lines(frame: pl.DataFrame) -> bytes | memoryview:
+def _lines(frame: pl.DataFrame) -> bytes:
     for column in frame:
         _check_words(column)
     if frame.width and all(_is_same_in_polars(kind) for kind in frame.dtypes):
         lines = io.BytesIO()
         frame.write_ndjson(lines)
-        return lines.getbuffer()
+        return lines.getvalue()  # not a view: collected with the error of a full disk, it would crash Python
     encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
     return "".join(encoder.encode(row) + "\n" for row in frame.iter_rows(named=True)).encode()
 

@@ -20,7 +20,7 @@ from marin_zephyr.counters import RowCounts, merge
 from marin_zephyr.formats.files import is_rejects
 from marin_zephyr.reporting.quantities import cut, shown_bytes
 from marin_zephyr.reporting.refusals import Refused, merge_refused, num_refused, told_refused
-from marin_zephyr.specs import is_exchanged
+from marin_zephyr.specs import is_exchanged, is_kept
 
 if TYPE_CHECKING:
     from marin_zephyr.records import TaskRecord
@@ -101,10 +101,13 @@ class StageReport:
         return sum(counts[what] for _, counts in self.operations)
 
     def lasting(self) -> dict[str, Any]:
-        """The part that follows from the inputs alone: equal inputs give equal manifests."""
+        """The part that follows from the inputs alone: equal inputs give equal manifests.
+
+        Kept rows are left out: the size of their files tells how much memory a sort had.
+        """
         own = ("executed", "seconds", "retried", "timings")
         data = {name: value for name, value in asdict(self).items() if name not in own}
-        lists = {"files": list(self.files), "hot_keys": list(self.hot_keys)}
+        lists = {"files": [f for f in self.files if not is_kept(f["name"])], "hot_keys": list(self.hot_keys)}
         return {**data, **lists, "operations": [list(o) for o in self.operations]}
 
     @classmethod
