@@ -249,7 +249,8 @@ def _names(code: types.CodeType) -> list[str]:
 
 def _imported(code: types.CodeType) -> list[str]:
     """The modules that a code object and those within it import when they run."""
-    found = dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME")
+    imports = dis.opmap["IMPORT_NAME"] in code.co_code[::2]  # few do, and disassembling is slow
+    found = dict.fromkeys(i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME") if imports else {}
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             found.update(dict.fromkeys(_imported(const)))
