@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marin_zephyr import batching
+from marin_zephyr import batching, frames
 from marin_zephyr.batching import batches, row_bytes
+from marin_zephyr.frames import batches_of_rows
 from marin_zephyr.shuffle.keys import KEY
 
 VALUES = st.fixed_dictionaries(
@@ -15,6 +16,12 @@ VALUES = st.fixed_dictionaries(
         "t": st.none() | st.text(max_size=9),
         "l": st.none() | st.lists(st.text(max_size=3), max_size=3),
         "s": st.none() | st.fixed_dictionaries({"a": st.none() | st.binary(max_size=5)}),
+    }
+)
+TEXTS = st.fixed_dictionaries(
+    {
+        "t": st.none() | st.text(max_size=9),
+        "l": st.fixed_dictionaries({"m": st.lists(st.binary(max_size=3), max_size=3)}),
     }
 )
 SCHEMA = {"t": pl.String, "l": pl.List(pl.String), "s": pl.Struct({"a": pl.Binary})}
@@ -52,3 +59,23 @@ def test_bytes_of_rows_are_those_of_their_values():
     assert row_bytes(rows).tolist() == [3 + 3 + 4, 0]
     assert row_bytes(pl.DataFrame({"n": [1.0, None], KEY: [b"k", b"key"]})).tolist() == [8, 8]
     assert np.array_equal(row_bytes(pl.DataFrame(height=2)), [0, 0])
+
+
+@settings(max_examples=50)
+@given(st.lists(TEXTS, max_size=40), st.integers(1, 60), st.integers(1, 8))
+def test_rows_are_gathered_until_one_fills_the_batch(rows, most_bytes, most_rows):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frames, "BATCH_BYTES", most_bytes)
+        patch.setattr(frames, "BATCH_ROWS", most_rows)
+        made = list(batches_of_rows(rows))
+    assert [row for frame in made for row in frame.to_dicts()] == rows
+    ends = np.cumsum([frame.height for frame in made]).tolist()
+    for start, end in zip([0, *ends], ends, strict=False):
+        sizes = np.cumsum([_characters(row) for row in rows[start:end]])
+        assert end - start <= most_rows
+        assert all(sizes[:-1] < most_bytes)
+        assert end == len(rows) or end - start == most_rows or sizes[-1] >= most_bytes
+
+
+def _characters(row):
+    return len(row["t"] or "") + sum(map(len, row["l"]["m"]))

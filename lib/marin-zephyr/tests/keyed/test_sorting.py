@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marin_zephyr import Dataset, Session, batching, col, merging, planning, runs
+from marin_zephyr import Dataset, Session, batching, col, planning
 from marin_zephyr.backends import inline
 from marin_zephyr.errors import SchemaError, UsageError
 from marin_zephyr.keyed import sorting
+from marin_zephyr.shuffle import merging, runs
 
 NUMBERS = st.none() | st.integers(-3, 3) | st.sampled_from([0.5, -0.0, float("inf"), 2.0**53])
 KEYS = st.tuples(NUMBERS, st.none() | st.text("ab\0", max_size=2), st.none() | st.booleans())
@@ -132,7 +133,8 @@ def test_ranges_hold_about_equal_numbers_of_rows_though_few_are_sampled(many_ran
 
 CRASHING = """
 import os, signal, sys
-from marin_zephyr import Dataset, Session, merging, planning, runs
+from marin_zephyr import Dataset, Session, planning
+from marin_zephyr.shuffle import merging, runs
 from marin_zephyr.backends import inline
 planning._PARTITION_BYTES = runs.BLOCK_BYTES = merging.BLOCK_BYTES = 1
 planning._MAX_PARTITIONS = 10

@@ -24,13 +24,11 @@ if TYPE_CHECKING:
 
     from marin_zephyr.specs import TaskInput
 
-# Where memory is plenty: the allocator comes to the first two by itself once it has freed a block of that size; until
-# then each buffer of some megabytes goes back to the system, and the next one is given page after page of zeros. The
-# last: in huge pages.
+# Where memory is plenty: the allocator comes to these by itself once it has freed a block of that size; until then each
+# buffer of some megabytes goes back to the system, and the next one is given page after page of zeros. Not in huge
+# pages: to clear those costs more than the faults they save.
 _PLENTY = 1 << 30
-_FAST = {
-    "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864:glibc.malloc.hugetlb=1"
-}
+_FAST = {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=67108864"}
 _BOOT = "import sys; sys.path[:] = {path!r}; from marin_zephyr.backends.worker import main; main({fd})"
 
 # Where it is scarce, freed buffers go back to the system at once. By default Arrow's allocator and the C library's each
