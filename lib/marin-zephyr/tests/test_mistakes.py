@@ -178,16 +178,16 @@ def test_a_sort_leaves_the_same_manifest_whatever_memory_it_had(tmp_path, monkey
 
 
 FULL = """
-import gc, resource, sys
+import gc, os, resource, sys
 from marin_zephyr import Dataset, Session
 from marin_zephyr.errors import OutputError
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-dataset = Dataset.from_rows([{"text": "x" * 100} for _ in range(1_000)])
+dataset = Dataset.from_rows([{"text": os.urandom(50).hex()} for _ in range(5_000)], num_shards=2)
 with Session(backend="inline", work_dir=sys.argv[1]) as session:
-    for _ in range(3):
+    for compression in (None, "gz", "zst") * 2:
         try:
-            session.run(dataset.write_jsonl(sys.argv[1] + "/out"))
+            session.run(dataset.write_jsonl(sys.argv[1] + "/out", compression=compression))
         except OutputError as e:
             print(e)
         gc.collect()
@@ -197,4 +197,4 @@ with Session(backend="inline", work_dir=sys.argv[1]) as session:
 def test_a_file_system_that_takes_no_more_is_an_error_each_time_and_crashes_nothing(tmp_path):
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("cannot write") == 3
+    assert done.stdout.count("cannot write") == 6
