@@ -373,3 +373,10 @@ def test_explain_names_stages_and_operations(session, corpus, tmp_path):
         "2-write",
     ]
     assert "rows where" in text
+
+
+def test_the_directory_of_the_inputs_is_no_output_directory(session, tmp_path):
+    (tmp_path / "raw.jsonl").write_text('{"n": 1}\n')
+    with pytest.raises(UsageError, match="is read and written by one dataset"):
+        session.run(Dataset.from_files(str(tmp_path / "*.jsonl")).write_parquet(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.jsonl"]
