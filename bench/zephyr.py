@@ -24,6 +24,7 @@ from flows.rounds import Job, Peer, Results, Row, measure, show
 
 FLOWS = Path(__file__).parent / "flows"
 TASKS = ("map", "group", "distinct")
+LARGE = ("map", "sort", "distinct", "group", "reduce", "join")
 EXPRESSIONS = ("map-expr", "group-expr")
 TITLES = {"map": "count words, filter, parquet", "group": "count by domain", "distinct": "exact duplicates, parquet"}
 
@@ -32,11 +33,17 @@ def command(python: str | Path, flow: str, *arguments: object) -> list[str]:
     return [str(python), str(FLOWS / f"{flow}.py"), *map(str, arguments)]
 
 
-def our_jobs(corpus: Path, small: Path, scratch: Path) -> dict[str, Job]:
+def our_jobs(corpus: Path, small: Path, scratch: Path, *, megabytes: int) -> dict[str, Job]:
     """What is measured of marin-zephyr."""
 
     def flow(task: str, source: Path, *options: str, name: str = "") -> Job:
         return lambda k: command(sys.executable, "zephyr_flow", task, source, scratch / f"{name or task}-{k}", *options)
+
+    def large(task: str) -> Job:
+        limit = ("--memory", "512MiB", "--megabytes", megabytes)
+        return lambda k: command(
+            sys.executable, "memory_flow", task, scratch / "large", scratch / f"large-{task}-{k}", *limit
+        )
 
     jobs = {task: flow(task, corpus) for task in (*TASKS, *EXPRESSIONS)}
     return {
@@ -48,6 +55,7 @@ def our_jobs(corpus: Path, small: Path, scratch: Path) -> dict[str, Job]:
         "fuzzy": flow("fuzzy", corpus),
         "fuzzy, small": flow("fuzzy", small, name="fuzzy-small"),
         "signatures": flow("signatures", small),
+        **{f"large {task}": large(task) for task in LARGE},
     }
 
 
@@ -62,8 +70,10 @@ def our_rows() -> dict[str, list[Row]]:
         ]
         if f"{task}-expr" in EXPRESSIONS:
             keyed.append(Row("  the same, expressions", f"{task}-expr", "seconds"))
+    beyond = [Row(task, f"large {task}", "memory_mb", "MB", budget=537 * 1.1) for task in LARGE]
     return {
         "zephyr": keyed,
+        "peak memory within 512 MiB, 2 GB of input (200 MB if quick)": beyond,
         "zephyr alone": [
             Row("count words on one worker", "map, one worker", "seconds", against=Row("", "map", "seconds")),
             Row("1,000 tiny shards", "tiny", "tiny", "ms/shard", 1000, budget=3),
@@ -143,7 +153,15 @@ def other_peers(where: Path, corpus: Path, scratch: Path) -> list[Peer]:
     return [Peer("Ray Data", ray, ray_jobs, ray_rows), Peer("datatrove", datatrove, trove_jobs, trove_rows)]
 
 
-ONCE = frozenset({"crash", "fuzzy", "marin fuzzy", *(f"marin {task}, processes" for task in TASKS)})
+ONCE = frozenset(
+    {
+        *(f"large {task}" for task in LARGE),
+        "crash",
+        "fuzzy",
+        "marin fuzzy",
+        *(f"marin {task}, processes" for task in TASKS),
+    }
+)
 """Jobs of the first round alone: they take long."""
 
 
@@ -181,7 +199,7 @@ def main() -> None:
             *other_peers(where, corpus, scratch),
         ]
         there = [peer for peer in peers if peer.program.exists()]
-        jobs = our_jobs(corpus, small, scratch)
+        jobs = our_jobs(corpus, small, scratch, megabytes=200 if options.quick else 2000)
         for peer in there:
             jobs |= peer.jobs
         if options.only:
