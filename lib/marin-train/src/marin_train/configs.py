@@ -94,10 +94,80 @@ class Component:
 
     name: str
     path: str
+    """A directory, or any URL that fsspec knows."""
     weight: float = 1.0
+    """Its share of the draws relative to the others', until a stage says otherwise; 0 while it waits for one."""
+    max_epochs: float | None = None
+    """How often it may be gone through; once it has been, its share goes to the others."""
+    validation: int = 0
+    """Sequences held out: never trained on, whatever the seed, and asked for by ``Mixture.validation``."""
 
     def __post_init__(self) -> None:
-        _positive(self, "weight")
+        _not_negative(self, "weight")
+        _not_negative(self, "validation")
+        if self.max_epochs is not None:
+            _positive(self, "max_epochs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Weights from step ``start`` on (steps are counted from 0); a component that is not named has weight 0."""
+
+    start: int
+    weights: dict[str, float]
+
+    def __post_init__(self) -> None:
+        _positive(self, "start")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedEpoching:
+    """A small run repeats its data as often as the large run it stands for will.
+
+    Every component is cut to ``experiment_tokens / target_tokens`` of its sequences.
+    """
+
+    experiment_tokens: int
+    target_tokens: int
+
+    def __post_init__(self) -> None:
+        _positive(self, "experiment_tokens")
+        _positive(self, "target_tokens")
+        if self.experiment_tokens > self.target_tokens:
+            raise ConfigError(
+                f"SimulatedEpoching.experiment_tokens={self.experiment_tokens} exceeds "
+                f"target_tokens={self.target_tokens}; there is nothing to simulate"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackingConfig:
+    """How documents become sequences.
+
+    ``contiguous`` cuts the stream of all documents; ``documents`` keeps documents whole and apart (segment ids), as
+    many to a sequence as fit in the store's order.
+    """
+
+    kind: Literal["contiguous", "documents"] = "contiguous"
+    overlong: Literal["split", "left", "right", "drop"] = "split"
+    """Under ``documents``: what becomes of one longer than a sequence."""
+    reset_positions: bool = False
+    """Whether positions begin anew with each document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffleConfig:
+    """The order within an epoch: a permutation of all sequences, or of blocks of them for stores that are far away.
+
+    With ``block`` sequences a block, blocks are permuted, then the sequences of ``window`` neighbouring blocks.
+    """
+
+    block: int = 0
+    window: int = 64
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "block")
+        _positive(self, "window")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +177,10 @@ class DataConfig:
     components: tuple[Component, ...]
     seq_len: int
     seed: int = 0
+    stages: tuple[Stage, ...] = ()
+    packing: PackingConfig = field(default_factory=PackingConfig)
+    shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
+    simulated_epoching: SimulatedEpoching | None = None
 
     def __post_init__(self) -> None:
         _positive(self, "seq_len")

@@ -156,8 +156,10 @@ def _on_device(mixture: Mixture, mesh: "Mesh") -> Callable[[int], "Batch"]:
     where = sharding(mesh, ("batch", "seq"))
 
     def batch(step: int) -> Batch:
-        tokens, mask = mixture.batch(step)
-        return Batch(tokens=jax.device_put(tokens, where), loss_mask=jax.device_put(mask, where))
+        sequences = mixture.batch(step)
+        return Batch(
+            tokens=jax.device_put(sequences.tokens, where), loss_mask=jax.device_put(sequences.loss_mask, where)
+        )
 
     return batch
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marin_train.data.packing import num_sequences, pack
+from marin_train.data.packing import ContiguousPacking
 from marin_train.data.store import TokenStore
 from marin_train.errors import TokenStoreError
 
@@ -41,8 +41,9 @@ def test_a_range_outside_is_refused(opened: TokenStore) -> None:
 
 @given(seq_len=st.integers(1, 14))
 def test_packing_makes_each_token_but_the_first_a_target_once(opened: TokenStore, seq_len: int) -> None:
-    size = num_sequences(opened, seq_len)
-    packed = pack(opened, np.arange(size), seq_len=seq_len)
+    packing = ContiguousPacking(opened, seq_len)
+    size = packing.num_sequences
+    packed = packing.read(np.arange(size))
     assert packed.tokens.shape == (size, seq_len + 1)
     assert packed.tokens[:, 1:].ravel().tolist() == STREAM[1 : 1 + size * seq_len]
     assert packed.tokens[:, 0].tolist() == STREAM[0 : size * seq_len : seq_len]

@@ -24,7 +24,7 @@ from typing import Any, Self
 import numpy as np
 
 from marin_train.configs import DataConfig
-from marin_train.data.packing import Sequences, num_sequences, pack
+from marin_train.data.packing import Sequences, pack
 from marin_train.data.permutation import Permutation
 from marin_train.data.store import TokenStore
 from marin_train.errors import ConfigError, TokenStoreError
@@ -94,7 +94,8 @@ class Mixture:
     def __init__(self, stores: Mapping[str, TokenStore], config: DataConfig, *, batch_size: int) -> None:
         self.stores, self.config, self.batch_size = stores, config, batch_size
         self.names = tuple(component.name for component in config.components)
-        self.sizes = tuple(num_sequences(stores[name], config.seq_len) for name in self.names)
+        self._packings = tuple(pack(stores[name], config) for name in self.names)
+        self.sizes = tuple(packing.num_sequences for packing in self._packings)
         for name, size in zip(self.names, self.sizes, strict=True):
             if size == 0:
                 raise TokenStoreError(
@@ -185,7 +186,8 @@ class Mixture:
         for component in np.unique(draws.component).tolist():
             rows = np.flatnonzero(draws.component == component)
             numbers = self.sequence_numbers(component, draws.ordinal[rows])
-            tokens[rows], mask[rows] = pack(self.stores[self.names[component]], numbers, seq_len=seq_len)
+            sequences = self._packings[component].read(numbers)
+            tokens[rows], mask[rows] = sequences.tokens, sequences.loss_mask
         return Sequences(tokens, mask)
 
     def num_unique_tokens(self, num_steps: int) -> int:
@@ -198,7 +200,8 @@ def digest_batch(batch: Sequences) -> str:
     """sha256 of a batch's tokens and mask."""
     hasher = hashlib.sha256()
     for part in batch:
-        hasher.update(np.ascontiguousarray(part).tobytes())
+        if part is not None:
+            hasher.update(np.ascontiguousarray(part).tobytes())
     return hasher.hexdigest()
 
 
