@@ -77,7 +77,7 @@ REFUSED = {
     "optimizer.beta2=1": "OptimizerConfig.beta2=1.0 must be at least 0 and below 1",
     "optimizer.weight_decay=-0.1": "OptimizerConfig.weight_decay=-0.1 must not be negative",
     "schedule.final_ratio=-1": "ScheduleConfig.final_ratio=-1.0 must not be negative",
-    "data.components.0.weight=-1": "Component.weight=-1.0 must be positive",
+    "data.components.0.weight=-1": "Component.weight=-1.0 must not be negative",
 }
 
 
