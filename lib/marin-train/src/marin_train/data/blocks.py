@@ -18,6 +18,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,7 +89,8 @@ class BlockCache:
             temporary.write_bytes(content)
             temporary.replace(path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
             raise TokenStoreError(
                 f"the cache of remote stores, {self.directory}, cannot be written ({error.strerror}); set MARIN_CACHE "
                 f"to another directory or MARIN_CACHE_GB below {self.max_bytes / 1e9:g}"

@@ -24,6 +24,9 @@ TIMEOUT_S = 60.0
 """How long a request may take before it counts as failed; it is made three times."""
 
 _ATTEMPTS = 3
+_PAUSE_S = 0.2
+"""Between the attempts, four times longer each time."""
+
 _AT_ONCE = 64
 _CONNECTIONS = 16
 _FINAL = (FileNotFoundError, PermissionError)
@@ -126,13 +129,12 @@ class RemoteDirectory:
     Args:
         url: of any protocol that fsspec knows.
         cache: where what was fetched is kept.
-        timeout: seconds that a request may take.
     """
 
-    def __init__(self, url: str, cache: BlockCache, *, timeout: float = TIMEOUT_S) -> None:
+    def __init__(self, url: str, cache: BlockCache) -> None:
         self.path: Path | str = url.rstrip("/")
         self.cache: BlockCache | None = cache
-        self._cache, self._timeout = cache, timeout
+        self._cache = cache
         self._opened: tuple[int, Any, str] | None = None
 
     def name(self, file: str) -> str:
@@ -241,7 +243,7 @@ class RemoteDirectory:
         left = list(range(len(ranges)))
         for attempt in range(_ATTEMPTS):
             if attempt:
-                time.sleep(0.2 * 4**attempt)
+                time.sleep(_PAUSE_S * 4**attempt)
             for i, answer in zip(left, self._request([ranges[i] for i in left]), strict=True):
                 found[i] = answer
             left = [i for i in left if isinstance(found[i], Exception) and not isinstance(found[i], _FINAL)]
@@ -258,9 +260,9 @@ class RemoteDirectory:
             return filesystem.cat_ranges(*arguments, on_error="return")
         try:
             ask: Any = fsspec.asyn.sync  # its annotations know of no result
-            return ask(filesystem.loop, filesystem._cat_ranges, *arguments, on_error="return", timeout=self._timeout)
+            return ask(filesystem.loop, filesystem._cat_ranges, *arguments, on_error="return", timeout=TIMEOUT_S)
         except fsspec.exceptions.FSTimeoutError:
-            return [TimeoutError(f"no answer within {self._timeout:g} s")] * len(ranges)
+            return [TimeoutError(f"no answer within {TIMEOUT_S:g} s")] * len(ranges)
 
 
 def _head(path: Path, size: int) -> bytes:

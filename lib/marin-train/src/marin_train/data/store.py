@@ -69,6 +69,8 @@ class TokenStore:
         store._check_totals()
         store._check_files()
         store._check_indexes()
+        # Made here and not at first use, when several threads may ask for them.
+        _ = store._tokens, store._mask
         return store
 
     @property
@@ -168,6 +170,26 @@ class TokenStore:
     def read_mask(self, start: int, stop: int) -> np.ndarray:
         """Which of the tokens ``start`` to ``stop`` count in the loss; all of them where a part has no mask."""
         return self._mask.read(start, stop)
+
+    def document_borders(self) -> np.ndarray:
+        """Where each document begins in the stream, then ``num_tokens``: Int64[num_documents + 1].
+
+        Raises:
+            TokenStoreError: an index's documents are not as long as its tokens are many.
+        """
+        borders, first, start = np.empty(self.num_documents + 1, np.int64), 0, 0
+        borders[0] = 0
+        for part, file in zip(self._parts, self.local_files([f"{p['name']}.idx" for p in self._parts]), strict=True):
+            last, stop = first + part["num_documents"], start + part["num_tokens"]
+            lengths = np.fromfile(file, "<i4", count=part["num_documents"], offset=_INDEX_HEADER_BYTES)
+            if len(lengths) != last - first or np.any(lengths < 0) or lengths.sum(dtype=np.int64) != stop - start:
+                raise TokenStoreError(
+                    f"{self.directory.name(part['name'] + '.idx')}: its documents do not add up to the "
+                    f"{part['num_tokens']} tokens of {part['name']}.bin; write the store again"
+                )
+            borders[first + 1 : last + 1] = start + np.cumsum(lengths, dtype=np.int64)
+            first, start = last, stop
+        return borders
 
     def local_file(self, name: str) -> Path:
         """A file of the store on the local disk; a remote store's is fetched whole, and checked.

@@ -9,15 +9,19 @@ of bytes, unpacked, and cut once more at the bit. Rows that cross a border are f
 """
 
 import errno
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import batched
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-Take = Callable[[np.ndarray | None, np.ndarray, int], np.ndarray]
-"""``take(piece, starts, length)``: rows of a piece from Int64[n] starts on, [n, length] or what broadcasts to it."""
+Take = Callable[[np.ndarray | None, np.ndarray | int, int], np.ndarray]
+"""``take(piece, starts, length)``: rows of a piece from Int64[n] on, [n, length], or one row from an int on, [length];
+or what broadcasts to that."""
+
+_Cut = np.ndarray | tuple[int, int, int, int]
+"""What one piece gives: whole rows, by their numbers, or a part of one row as (row, column, start, size)."""
 
 _PIECES_AT_ONCE = 64
 """Blocks that are asked for together: enough to fill a network, and 64 MiB if none of them was on the disk."""
@@ -67,20 +71,22 @@ class Stream:
             number = int(owner[0])
             out[:] = self._take(self._pieces.load([number])[0], starts - (stops[number - 1] if number else 0), length)
             return out
-        rows = np.flatnonzero(whole)
-        rows = rows[np.argsort(owner[rows], kind="stable")]
-        numbers, firsts = np.unique(owner[rows], return_index=True)
-        groups = dict(zip(numbers.tolist(), np.split(rows, firsts[1:]), strict=True)) if len(rows) else {}
-        crossing = _cut(stops, starts, length, np.flatnonzero(~whole))
-        for some in batched(sorted(groups.keys() | crossing.keys()), _PIECES_AT_ONCE):
+        cuts = _cut(stops, starts, length, np.flatnonzero(~whole))
+        for number, rows in _group(owner, np.flatnonzero(whole)):
+            if len(rows) > 1:
+                cuts.setdefault(number, []).append(rows)
+            else:
+                row = int(rows[0])
+                cuts.setdefault(number, []).append((row, 0, int(starts[row]), length))
+        for some in batched(sorted(cuts), _PIECES_AT_ONCE):
             for number, piece in zip(some, self._pieces.load(some), strict=True):
                 begin = int(stops[number - 1]) if number else 0
-                if number in groups:
-                    inside = groups[number]
-                    out[inside] = self._take(piece, starts[inside] - begin, length)
-                for row, column, start, size in crossing.get(number, ()):
-                    found = self._take(piece, np.array([start - begin]), size)
-                    out[row, column : column + size] = found if piece is None else found[0]
+                for cut in cuts[number]:
+                    if isinstance(cut, tuple):
+                        row, column, start, size = cut
+                        out[row, column : column + size] = self._take(piece, start - begin, size)
+                    else:
+                        out[cut] = self._take(piece, starts[cut] - begin, length)
         return out
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -94,11 +100,20 @@ class Stream:
         return self.gather(np.array([start]), stop - start)[0]
 
 
-def _cut(
-    stops: np.ndarray, starts: np.ndarray, length: int, rows: np.ndarray
-) -> dict[int, list[tuple[int, int, int, int]]]:
-    """Rows that lie over borders, as (row, column, start, size) by piece."""
-    cuts: dict[int, list[tuple[int, int, int, int]]] = {}
+def _group(owner: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """The rows of each piece, given every row's piece."""
+    if not len(rows):
+        return
+    rows = rows[np.argsort(owner[rows], kind="stable")]
+    numbers, firsts = np.unique(owner[rows], return_index=True)
+    ends = [*firsts[1:].tolist(), len(rows)]
+    for number, first, end in zip(numbers.tolist(), firsts.tolist(), ends, strict=True):
+        yield number, rows[first:end]
+
+
+def _cut(stops: np.ndarray, starts: np.ndarray, length: int, rows: np.ndarray) -> dict[int, list[_Cut]]:
+    """Rows that lie over borders, by piece."""
+    cuts: dict[int, list[_Cut]] = {}
     for row, start in zip(rows.tolist(), starts[rows].tolist(), strict=True):
         position, stop = start, start + length
         number = int(np.searchsorted(stops, start, side="right"))
@@ -110,17 +125,22 @@ def _cut(
     return cuts
 
 
-def take_windows(piece: np.ndarray | None, starts: np.ndarray, length: int) -> np.ndarray:
+def take_windows(piece: np.ndarray | None, starts: np.ndarray | int, length: int) -> np.ndarray:
     """Rows of a contiguous array."""
     assert piece is not None, "a stream of tokens has no gaps"
+    if isinstance(starts, int):
+        return piece[starts : starts + length]
     shape = (len(piece) - length + 1, length)
     return np.ndarray(shape, piece.dtype, piece.data, strides=(piece.itemsize, piece.itemsize))[starts]
 
 
-def take_bits(piece: np.ndarray | None, starts: np.ndarray, length: int) -> np.ndarray:
+def take_bits(piece: np.ndarray | None, starts: np.ndarray | int, length: int) -> np.ndarray:
     """Rows of bits, packed into a UInt8 array from each byte's lowest bit on; a piece that is None is all ones."""
     if piece is None:
-        return np.ones((1, 1), bool)
+        return np.ones(1, bool)
+    if isinstance(starts, int):
+        bits = np.unpackbits(piece[starts // 8 : (starts + length + 7) // 8], bitorder="little")
+        return bits[starts % 8 : starts % 8 + length].view(bool)
     width = min((length + 14) // 8, len(piece))
     begin = np.minimum(starts // 8, len(piece) - width)
     bits = np.unpackbits(take_windows(piece, begin, width), axis=1, bitorder="little").view(bool)
