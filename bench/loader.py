@@ -134,7 +134,7 @@ def measure_packing(home: Path, rounds: int) -> list[float]:
 
 
 def measure_levanter(home: Path, rounds: int) -> dict[str, list[float]]:
-    """Levanter's rates, over a cache of the same number of tokens; nothing if its environment is not there."""
+    """Levanter's rates, over a cache of the same tokens; nothing if its environment is not there."""
     python = Path(os.environ.get("MARIN_BENCH_PEERS") or "/nonexistent").expanduser() / "m312/bin/python"
     if not python.exists():
         return {}
