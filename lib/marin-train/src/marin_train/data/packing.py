@@ -58,11 +58,7 @@ class ContiguousPacking:
     def read(self, numbers: np.ndarray) -> Sequences:
         """The sequences of these numbers."""
         seq_len = self._seq_len
-        tokens = np.empty((len(numbers), seq_len + 1), np.int32)
-        mask = np.ones((len(numbers), seq_len), bool)
-        for row, number in enumerate(np.asarray(numbers).tolist()):
-            start = number * seq_len
-            tokens[row] = self._store.read(start, start + seq_len + 1)
-            if self._store.has_mask:
-                mask[row] = self._store.read_mask(start + 1, start + seq_len + 1)
-        return Sequences(tokens, mask)
+        starts = np.asarray(numbers, np.int64) * seq_len
+        masked = self._store.has_mask
+        mask = self._store.gather_mask(starts + 1, seq_len) if masked else np.ones((len(starts), seq_len), bool)
+        return Sequences(self._store.gather(starts, seq_len + 1), mask)
