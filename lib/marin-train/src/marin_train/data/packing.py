@@ -1,15 +1,24 @@
 """Packing: how a store's documents become sequences, decided at load and not when the store is written.
 
-Contiguous packing cuts the stream every ``seq_len`` tokens and reads one more, so that each token but the stream's
+*Contiguous* packing cuts the stream every ``seq_len`` tokens and reads one more, so that each token but the stream's
 first is a target exactly once. Documents follow one another inside a sequence; the end-of-sequence id between them
 is predicted like any other token. What is left at the end, shorter than a sequence, is dropped.
+
+*Document* packing keeps documents apart: `marin_train.data.plan` says which stretch of the stream a sequence
+is, the documents in it are numbered as segments, and no token is predicted from another document. Every prediction
+inside a document that is kept comes exactly once an epoch.
+
+In both, a store's ``.mask`` has the last word: a target that it does not count is not counted, also where that leaves
+a sequence without any.
 """
 
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from marin_train.configs import DataConfig
+from marin_train.configs import DataConfig, PackingConfig
+from marin_train.data.plan import plan_documents
 from marin_train.data.store import TokenStore
 
 
@@ -31,12 +40,17 @@ class Sequences(NamedTuple):
 
 
 class Packing(Protocol):
-    """A store as numbered sequences."""
+    """A store as numbered sequences.
 
-    @property
-    def num_sequences(self) -> int:
-        """How many there are."""
-        ...
+    Attributes:
+        num_sequences: how many there are.
+        num_padding: inputs that hold no token, over all sequences.
+        num_dropped: tokens of the store that are in no sequence.
+    """
+
+    num_sequences: int
+    num_padding: int
+    num_dropped: int
 
     def read(self, numbers: np.ndarray) -> Sequences:
         """The sequences of these numbers, Int64[n] each below ``num_sequences``, in this order."""
@@ -45,24 +59,111 @@ class Packing(Protocol):
 
 def pack(store: TokenStore, config: DataConfig) -> Packing:
     """The packing that ``config`` asks for."""
-    return ContiguousPacking(store, config.seq_len)
+    if config.packing.kind == "documents":
+        return DocumentPacking(store, config.seq_len, packing=config.packing)
+    return ContiguousPacking(store, config.seq_len, reset_positions=config.packing.reset_positions)
 
 
 class ContiguousPacking:
-    """The stream of all documents, cut every ``seq_len`` tokens."""
+    """The stream of all documents, cut every ``seq_len`` tokens.
 
-    def __init__(self, store: TokenStore, seq_len: int) -> None:
-        self._store, self._seq_len = store, seq_len
+    Args:
+        store: where they lie.
+        seq_len: predicted tokens a sequence.
+        reset_positions: whether positions begin anew with each document; it is still attended to from the next.
+    """
+
+    num_padding = 0
+
+    def __init__(self, store: TokenStore, seq_len: int, *, reset_positions: bool = False) -> None:
+        self._store, self._seq_len, self._reset = store, seq_len, reset_positions
         self.num_sequences = max(0, store.num_tokens - 1) // seq_len
+        self.num_dropped = store.num_tokens - (self.num_sequences * seq_len + 1 if self.num_sequences else 0)
+
+    @cached_property
+    def _borders(self) -> np.ndarray:
+        return self._store.document_borders()
 
     def read(self, numbers: np.ndarray) -> Sequences:
         """The sequences of these numbers."""
-        seq_len = self._seq_len
-        tokens = np.empty((len(numbers), seq_len + 1), np.int32)
-        mask = np.ones((len(numbers), seq_len), bool)
-        for row, number in enumerate(np.asarray(numbers).tolist()):
-            start = number * seq_len
-            tokens[row] = self._store.read(start, start + seq_len + 1)
-            if self._store.has_mask:
-                mask[row] = self._store.read_mask(start + 1, start + seq_len + 1)
-        return Sequences(tokens, mask)
+        starts = np.asarray(numbers, np.int64) * self._seq_len
+        tokens, mask = _gather(self._store, starts, width=self._seq_len + 1)
+        if not self._reset:
+            return Sequences(tokens, mask)
+        _, positions = _documents_of(starts, borders=self._borders, width=self._seq_len)
+        return Sequences(tokens, mask, positions=positions)
+
+
+class DocumentPacking:
+    """Whole documents, as many to a sequence as fit in the store's order, each a segment of its own.
+
+    It keeps 8 bytes a document and at most 24 a sequence in memory.
+
+    Args:
+        store: where they lie.
+        seq_len: predicted tokens a sequence.
+        packing: what becomes of documents that are too long, and whether positions begin anew with each.
+    """
+
+    def __init__(self, store: TokenStore, seq_len: int, *, packing: PackingConfig) -> None:
+        self._store, self._seq_len, self._reset = store, seq_len, packing.reset_positions
+        self._borders = store.document_borders()
+        self._plan = plan_documents(self._borders, seq_len=seq_len, overlong=packing.overlong)
+        self.num_sequences = self._plan.num_sequences
+        self.num_padding, self.num_dropped = self._plan.num_padding, self._plan.num_dropped
+
+    def read(self, numbers: np.ndarray) -> Sequences:
+        """The sequences of these numbers; token ids of the padding are 0."""
+        room = self._seq_len + 1
+        starts, lengths = self._plan.locate(np.asarray(numbers, np.int64))
+        tokens, mask = _gather(self._store, starts, width=room)
+        segments, positions = _documents_of(starts, borders=self._borders, width=room)
+        padding = np.arange(room) >= lengths[:, None]
+        tokens[padding] = segments[padding] = positions[padding] = 0
+        mask &= (segments[:, 1:] == segments[:, :-1]) & ~padding[:, 1:]
+        return Sequences(tokens, mask, segments[:, :-1], positions[:, :-1] if self._reset else None)
+
+
+def _gather(store: TokenStore, starts: np.ndarray, *, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Stretches of ``width`` tokens, and whether each token but their first counts; beyond the stream, anything."""
+    held = min(width, store.num_tokens)
+    inside = np.minimum(starts, store.num_tokens - held)
+    tokens, mask = np.zeros((len(starts), width), np.int32), np.ones((len(starts), width - 1), bool)
+    for row, start in enumerate(inside.tolist()):
+        tokens[row, :held] = store.read(start, start + held)
+        if store.has_mask:
+            mask[row, : held - 1] = store.read_mask(start + 1, start + held)
+    for row in np.flatnonzero(inside < starts).tolist():
+        shift = starts[row] - inside[row]
+        tokens[row], mask[row] = np.roll(tokens[row], -shift), np.roll(mask[row], -shift)
+    return tokens, mask
+
+
+def _documents_of(starts: np.ndarray, *, borders: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each token of each stretch: the number of its document in the stretch, from 1, and its place in it.
+
+    A document that begins before its stretch is counted from the stretch's first token.
+
+    Args:
+        starts: Int64[n], where the stretches begin.
+        borders: Int64[documents + 1], where documents begin in the stream, then its end.
+        width: tokens a stretch.
+
+    Returns:
+        Int32[n, width] twice.
+    """
+    first = np.searchsorted(borders, starts, side="right")
+    runs = np.searchsorted(borders, starts + width, side="left") - first + 1
+    ends = np.cumsum(runs)
+    # Of each run of tokens of one document: its stretch, its number there, and its first column.
+    stretch = np.repeat(np.arange(len(starts)), runs)
+    number = np.arange(len(stretch)) - (ends - runs)[stretch]
+    column = np.where(number > 0, borders[first[stretch] + number - 1] - starts[stretch], 0)
+    stop = np.empty_like(column)
+    stop[:-1] = column[1:]
+    stop[ends - 1] = width
+    lengths = stop - column
+    shape = len(starts), width
+    segments = np.repeat((number + 1).astype(np.int32), lengths).reshape(shape)
+    begun = np.repeat(column.astype(np.int32), lengths).reshape(shape)
+    return segments, np.arange(width, dtype=np.int32) - begun

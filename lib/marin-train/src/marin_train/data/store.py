@@ -134,6 +134,26 @@ class TokenStore:
         pieces = [_unpack(part.mask_bits, a, b) for part, a, b in self._spans(start, stop)]
         return np.concatenate(pieces) if pieces else np.zeros(0, bool)
 
+    def document_borders(self) -> np.ndarray:
+        """Where each document begins in the stream, then ``num_tokens``: Int64[num_documents + 1].
+
+        Raises:
+            TokenStoreError: an index's documents are not as long as its tokens are many.
+        """
+        borders, first = np.empty(self.num_documents + 1, np.int64), 0
+        for part, entry in zip(self.parts, self.manifest["parts"], strict=True):
+            file, last = self.path / f"{part.name}.idx", first + entry["num_documents"]
+            lengths = np.fromfile(file, "<i4", count=last - first, offset=_INDEX_HEADER_BYTES)
+            borders[first] = part.start
+            borders[first + 1 : last + 1] = part.start + np.cumsum(lengths, dtype=np.int64)
+            if borders[last] != part.stop or np.any(lengths < 0):
+                raise TokenStoreError(
+                    f"{file}: its documents have {borders[last] - part.start} tokens, {part.name}.bin has "
+                    f"{len(part.tokens)}; write the store again"
+                )
+            first = last
+        return borders
+
     def verify(self) -> None:
         """Hashes every file against the manifest, about a second a gigabyte.
 
