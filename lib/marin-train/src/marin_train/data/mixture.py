@@ -186,8 +186,8 @@ class Mixture:
             numbers = self.sequence_numbers(component, draws.ordinal[rows[-1]])
             parts.append(self._packings[component].read(numbers))
         order = np.argsort(np.concatenate(rows))
-        columns: Any = zip(*parts, strict=True)
-        return Sequences(*(None if column[0] is None else np.concatenate(column)[order] for column in columns))
+        joined: list[Any] = [None if x[0] is None else np.concatenate(x)[order] for x in zip(*parts, strict=True)]
+        return Sequences(*joined)
 
     def num_unique_tokens(self, num_steps: int) -> int:
         """Predicted tokens that the first ``num_steps`` batches hold, each counted once however often it came."""
