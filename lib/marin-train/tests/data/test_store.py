@@ -35,7 +35,7 @@ def test_counts_come_from_the_manifest(opened: TokenStore) -> None:
 
 
 def test_a_range_outside_is_refused(opened: TokenStore) -> None:
-    with pytest.raises(IndexError, match="holds 14"):
+    with pytest.raises(IndexError, match="stream of 14"):
         opened.read(10, 15)
 
 

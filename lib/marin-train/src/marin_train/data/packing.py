@@ -90,8 +90,9 @@ class ContiguousPacking:
         tokens, mask = _gather(self._store, starts, width=self._seq_len + 1)
         if not self._reset:
             return Sequences(tokens, mask)
-        _, positions = _documents_of(starts, borders=self._borders, width=self._seq_len)
-        return Sequences(tokens, mask, positions=positions)
+        width = self._seq_len
+        _, columns = _documents_of(starts, starts + width, borders=self._borders, width=width)
+        return Sequences(tokens, mask, positions=np.arange(width, dtype=np.int32) - columns)
 
 
 class DocumentPacking:
@@ -113,57 +114,62 @@ class DocumentPacking:
         self.num_padding, self.num_dropped = self._plan.num_padding, self._plan.num_dropped
 
     def read(self, numbers: np.ndarray) -> Sequences:
-        """The sequences of these numbers; token ids of the padding are 0."""
+        """The sequences of these numbers; token ids and positions of the padding are 0."""
         room = self._seq_len + 1
         starts, lengths = self._plan.locate(np.asarray(numbers, np.int64))
         tokens, mask = _gather(self._store, starts, width=room)
-        segments, positions = _documents_of(starts, borders=self._borders, width=room)
-        padding = np.arange(room) >= lengths[:, None]
-        tokens[padding] = segments[padding] = positions[padding] = 0
-        mask &= (segments[:, 1:] == segments[:, :-1]) & ~padding[:, 1:]
-        return Sequences(tokens, mask, segments[:, :-1], positions[:, :-1] if self._reset else None)
+        segments, columns = _documents_of(starts, starts + lengths, borders=self._borders, width=room)
+        used = segments > 0
+        tokens *= used
+        mask &= (segments[:, 1:] == segments[:, :-1]) & used[:, 1:]
+        positions = ((np.arange(room, dtype=np.int32) - columns) * used)[:, :-1] if self._reset else None
+        return Sequences(tokens, mask, segments[:, :-1], positions)
 
 
 def _gather(store: TokenStore, starts: np.ndarray, *, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Stretches of ``width`` tokens, and whether each token but their first counts; beyond the stream, anything."""
-    held = min(width, store.num_tokens)
-    inside = np.minimum(starts, store.num_tokens - held)
-    tokens, mask = np.zeros((len(starts), width), np.int32), np.ones((len(starts), width - 1), bool)
-    for row, start in enumerate(inside.tolist()):
-        tokens[row, :held] = store.read(start, start + held)
+    """Stretches of ``width`` tokens, and whether each token but their first counts; beyond the stream, 0 and True."""
+    if np.all(starts + width <= store.num_tokens):
+        tokens = store.gather(starts, width)
         if store.has_mask:
-            mask[row, : held - 1] = store.read_mask(start + 1, start + held)
-    for row in np.flatnonzero(inside < starts).tolist():
-        shift = starts[row] - inside[row]
-        tokens[row], mask[row] = np.roll(tokens[row], -shift), np.roll(mask[row], -shift)
+            return tokens, store.gather_mask(starts + 1, width - 1)
+        return tokens, np.ones((len(starts), width - 1), bool)
+    tokens, mask = np.zeros((len(starts), width), np.int32), np.ones((len(starts), width - 1), bool)
+    inside = starts + width <= store.num_tokens
+    tokens[inside], mask[inside] = _gather(store, starts[inside], width=width)
+    for row in np.flatnonzero(~inside).tolist():
+        start, size = int(starts[row]), store.num_tokens - int(starts[row])
+        tokens[row, :size] = store.read(start, start + size)
+        mask[row, : size - 1] = store.read_mask(start + 1, start + size)
     return tokens, mask
 
 
-def _documents_of(starts: np.ndarray, *, borders: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each token of each stretch: the number of its document in the stretch, from 1, and its place in it.
-
-    A document that begins before its stretch is counted from the stretch's first token.
+def _documents_of(
+    starts: np.ndarray, stops: np.ndarray, *, borders: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each token of each stretch: its document's number there, from 1, and the column where that begins.
 
     Args:
-        starts: Int64[n], where the stretches begin.
+        starts: Int64[n], where the stretches begin; a document that began before is taken to begin here.
+        stops: Int64[n], where they end; what is beyond has number 0.
         borders: Int64[documents + 1], where documents begin in the stream, then its end.
-        width: tokens a stretch.
+        width: columns a stretch.
 
     Returns:
         Int32[n, width] twice.
     """
     first = np.searchsorted(borders, starts, side="right")
-    runs = np.searchsorted(borders, starts + width, side="left") - first + 1
+    # Runs of columns: one of each document, and one beyond them, which may have no column.
+    runs = np.searchsorted(borders, stops, side="left") - first + 2
     ends = np.cumsum(runs)
-    # Of each run of tokens of one document: its stretch, its number there, and its first column.
+    begins = ends - runs
     stretch = np.repeat(np.arange(len(starts)), runs)
-    number = np.arange(len(stretch)) - (ends - runs)[stretch]
-    column = np.where(number > 0, borders[first[stretch] + number - 1] - starts[stretch], 0)
-    stop = np.empty_like(column)
-    stop[:-1] = column[1:]
-    stop[ends - 1] = width
-    lengths = stop - column
-    shape = len(starts), width
-    segments = np.repeat((number + 1).astype(np.int32), lengths).reshape(shape)
-    begun = np.repeat(column.astype(np.int32), lengths).reshape(shape)
-    return segments, np.arange(width, dtype=np.int32) - begun
+    number = np.arange(1, len(stretch) + 1) - begins[stretch]
+    column = np.take(borders, first[stretch] + number - 2, mode="clip") - starts[stretch]
+    column[begins], column[ends - 1] = 0, stops - starts
+    number[ends - 1] = 0
+    following = np.empty_like(column)
+    following[:-1] = column[1:]
+    following[ends - 1] = width
+    sizes, shape = following - column, (len(starts), width)
+    number, column = (np.repeat(run.astype(np.int32), sizes).reshape(shape) for run in (number, column))
+    return number, column
