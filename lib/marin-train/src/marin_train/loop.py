@@ -163,10 +163,8 @@ def _on_device(mixture: Mixture, mesh: "Mesh") -> Callable[[int], "Batch"]:
     where = sharding(mesh, ("batch", "seq"))
 
     def batch(step: int) -> Batch:
-        sequences = mixture.batch(step)
-        return Batch(
-            tokens=jax.device_put(sequences.tokens, where), loss_mask=jax.device_put(sequences.loss_mask, where)
-        )
+        # All of a batch's arrays lie alike; those that a packing has no need of are None, which is no array.
+        return Batch(**jax.device_put(mixture.batch(step)._asdict(), where))
 
     return batch
 

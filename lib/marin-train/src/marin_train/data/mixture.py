@@ -179,16 +179,15 @@ class Mixture:
         return out
 
     def batch(self, step: int) -> Sequences:
-        """The batch of ``step``, counted from 0: tokens Int32[batch, seq + 1], loss mask Bool[batch, seq]."""
-        draws, seq_len = self.draws(step), self.config.seq_len
-        tokens = np.empty((self.batch_size, seq_len + 1), np.int32)
-        mask = np.empty((self.batch_size, seq_len), bool)
+        """The batch of ``step``, counted from 0; its sequences have what the packing gives them."""
+        draws, rows, parts = self.draws(step), [], []
         for component in np.unique(draws.component).tolist():
-            rows = np.flatnonzero(draws.component == component)
-            numbers = self.sequence_numbers(component, draws.ordinal[rows])
-            sequences = self._packings[component].read(numbers)
-            tokens[rows], mask[rows] = sequences.tokens, sequences.loss_mask
-        return Sequences(tokens, mask)
+            rows.append(np.flatnonzero(draws.component == component))
+            numbers = self.sequence_numbers(component, draws.ordinal[rows[-1]])
+            parts.append(self._packings[component].read(numbers))
+        order = np.argsort(np.concatenate(rows))
+        joined: list[Any] = [None if x[0] is None else np.concatenate(x)[order] for x in zip(*parts, strict=True)]
+        return Sequences(*joined)
 
     def num_unique_tokens(self, num_steps: int) -> int:
         """Predicted tokens that the first ``num_steps`` batches hold, each counted once however often it came."""
