@@ -9,33 +9,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marin_train.configs import Component, DataConfig, ShuffleConfig, SimulatedEpoching, Stage
+from marin_train.configs import Component, ShuffleConfig, SimulatedEpoching, Stage
 from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.data.packing import ContiguousPacking, Sequences
 from marin_train.errors import ConfigError, ExhaustedError, TokenStoreError
 
 Open = Callable[..., Mixture]
-
-
-@pytest.fixture
-def mixture(tmp_path: Path, write_store: Callable[..., Path]) -> Open:
-    """Opens a mixture of three stores of 20, 7 and 13 sequences whose tokens number their place in their store."""
-    for i, (name, size) in enumerate({"a": 20, "b": 7, "c": 13}.items()):
-        tokens = (1000 * i + np.arange(size * 4 + 1)).tolist()
-        write_store(tmp_path / name, [[tokens[:30], tokens[30:]]], vocab_size=5000)
-
-    def make(
-        names: str = "abc", *, batch_size: int = 5, steps: int = 0, of: dict[str, dict[str, Any]] | None = None,
-        a: float = 1.0, b: float = 1.0, c: float = 1.0, **changes: Any,
-    ) -> Mixture:  # fmt: skip
-        weights = {"a": a, "b": b, "c": c}
-        components = tuple(
-            Component(name=n, path=str(tmp_path / n), weight=weights[n], **(of or {}).get(n, {})) for n in names
-        )
-        config = DataConfig(components=components, seq_len=4, **changes)
-        return Mixture.open(config, batch_size=batch_size, vocab_size=5000, steps=steps)
-
-    return make
 
 
 def _sequences(mixture: Mixture, name: str, num_steps: int) -> list[int]:

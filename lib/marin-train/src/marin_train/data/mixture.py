@@ -150,6 +150,15 @@ class Mixture:
         window = slice((step - plan.start) * self.batch_size, (step - plan.start + 1) * self.batch_size)
         return Rows(plan.component[window], plan.number[window])
 
+    def rows_between(self, start: int, stop: int) -> Rows:
+        """Where all rows of the steps ``start`` to ``stop`` lie, one step after the other.
+
+        Raises:
+            ExhaustedError: the components' epoch limits leave no data for them.
+        """
+        draws = self.interleave.draws(start * self.batch_size, stop * self.batch_size)
+        return Rows(draws.component, self._ordering.numbers(draws.component, draws.ordinal))
+
     def batch(self, step: int, *, rows: slice = slice(None)) -> Sequences:
         """The batch of ``step``, counted from 0, or those of its rows that a host needs; no others are read.
 
@@ -179,6 +188,11 @@ class Mixture:
         """Predicted tokens that the first ``num_steps`` batches hold, each counted once however often it came."""
         counts = self.interleave.counts(num_steps * self.batch_size)
         return sum(min(int(n), p.size) for n, p in zip(counts, self.pools, strict=True)) * self.config.seq_len
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many whole batches there are; None where epoch limits put no end to them."""
+        return None if self.interleave.end is None else self.interleave.end // self.batch_size
 
     def check_enough(self, steps: int) -> None:
         """Refuses a run that the components' epoch limits leave too little data for.
@@ -213,10 +227,9 @@ class Mixture:
         stop = step + 1
         if any(plan.stop == step for plan in self._plans):
             stop = step + max(1, _DRAWS_AHEAD // self.batch_size)
-            if self.interleave.end is not None:
-                stop = max(step + 1, min(stop, self.interleave.end // self.batch_size))
-        draws = self.interleave.draws(step * self.batch_size, stop * self.batch_size)
-        plan = _Plan(step, stop, draws.component, self._ordering.numbers(draws.component, draws.ordinal))
+            if self.num_steps is not None:
+                stop = max(step + 1, min(stop, self.num_steps))
+        plan = _Plan(step, stop, *self.rows_between(step, stop))
         self._plans = (plan, *self._plans[: _MAX_PLANS - 1])
         return plan
 

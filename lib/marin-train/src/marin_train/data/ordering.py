@@ -126,20 +126,10 @@ class Blocks:
         """How many blocks there are."""
         return -(-self.size // self.block)
 
-    @property
-    def tail(self) -> int:
-        """Items of the last block."""
-        return self.size - (self.num_blocks - 1) * self.block
-
     @cached_property
     def order(self) -> Permutation:
         """Which block comes at each place."""
         return Permutation(self.num_blocks, f"{self.key} blocks")
-
-    @cached_property
-    def tail_place(self) -> int:
-        """Where the last block comes."""
-        return int(self.order.inverse(np.array(self.num_blocks - 1)))
 
 
 def permute_blocks(blocks: Sequence[Blocks], which: np.ndarray, places: np.ndarray, *, window: int) -> np.ndarray:
@@ -155,9 +145,12 @@ def permute_blocks(blocks: Sequence[Blocks], which: np.ndarray, places: np.ndarr
         Int64[n].
     """
     block = blocks[0].block
-    tail, tail_place, num_blocks = np.array([(b.tail, b.tail_place, b.num_blocks) for b in blocks], np.int64).T[
-        :, which
-    ]
+    orders = [b.order for b in blocks]
+    last_blocks = np.array([b.num_blocks - 1 for b in blocks])
+    # The last block may be short; where it comes decides where all after it begin.
+    tail_place = permute(orders, np.arange(len(blocks)), last_blocks, inverse=True)[which]
+    last_block = last_blocks[which]
+    tail = np.array([b.size for b in blocks])[which] - last_block * block
 
     def first_of(place: np.ndarray) -> np.ndarray:
         return place * block - (place > tail_place) * (block - tail)
@@ -169,7 +162,7 @@ def permute_blocks(blocks: Sequence[Blocks], which: np.ndarray, places: np.ndarr
 
     if window > 1:
         windows = place_of(places) // window
-        first, last = first_of(windows * window), first_of(np.minimum((windows + 1) * window, num_blocks))
+        first, last = first_of(windows * window), first_of(np.minimum((windows + 1) * window, last_block + 1))
         mixed, pairs = _number_pairs(which, windows)
         # Any item of a window knows the window's size.
         sizes = np.empty(len(pairs), np.int64)
@@ -180,7 +173,7 @@ def permute_blocks(blocks: Sequence[Blocks], which: np.ndarray, places: np.ndarr
         ]
         places = first + permute(mixes, mixed, places - first)
     place = place_of(places)
-    return permute([b.order for b in blocks], which, place) * block + places - first_of(place)
+    return permute(orders, which, place) * block + places - first_of(place)
 
 
 def _number_pairs(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
