@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from marin_zephyr.durability import file_digest
 from marin_zephyr.errors import TokenStoreError
 from marin_zephyr.tokens.manifest import Manifest
-from marin_zephyr.tokens.parts import BLOCK_BYTES, NUMPY_DTYPES, Part
+from marin_zephyr.tokens.parts import BLOCK_BYTES, NUMPY_DTYPES
+from marin_zephyr.tokens.reading import Part
 from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
