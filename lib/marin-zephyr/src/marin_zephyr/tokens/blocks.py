@@ -5,7 +5,8 @@ never stands for two contents: nothing is ever stale, a store that was written a
 two stores are kept once. Files appear by renaming and are checked by whoever reads them, so that any number of
 processes share a directory; which was not used for longest goes first.
 
-The place is ``token-blocks`` below ``$MARIN_CACHE``, else ``$XDG_CACHE_HOME/marin``, else ``~/.cache/marin``.
+The place is ``token-blocks`` below ``$MARIN_CACHE``, else ``$XDG_CACHE_HOME/marin``, else ``~/.cache/marin``; the bound
+is ``$MARIN_CACHE_GB`` gigabytes, else 32.
 """
 
 import contextlib
@@ -15,9 +16,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from marin_zephyr.errors import OutputError
+from marin_zephyr.errors import OutputError, UsageError
 
-DEFAULT_BYTES = 8 << 30
+_DEFAULT_GB = "32"
 _SHARE_BETWEEN_TRIMS = 16  # a process looks at the whole directory when it has added this share of the bound
 
 
@@ -28,18 +29,34 @@ def default_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "marin" / "token-blocks"
 
 
+def default_bytes() -> int:
+    """How much is kept unless told otherwise.
+
+    Raises:
+        UsageError: ``$MARIN_CACHE_GB`` is no positive number.
+    """
+    text = os.environ.get("MARIN_CACHE_GB") or _DEFAULT_GB
+    try:
+        gigabytes = float(text)
+    except ValueError:
+        gigabytes = 0.0
+    if not 0 < gigabytes < float("inf"):
+        raise UsageError(f"MARIN_CACHE_GB is {text!r}: it must be a positive number of gigabytes")
+    return int(gigabytes * 1e9)
+
+
 class BlockCache:
     """Files named by digest and block.
 
     Args:
         directory: where they lie; by default `default_directory`.
-        max_bytes: when more than this lies there, what was not used for longest is removed. Between two looks, each
-            process may add a sixteenth of it.
+        max_bytes: by default `default_bytes`. When more than this lies there, what was not used for longest is removed.
+            Between two looks, each process may add a sixteenth of it.
     """
 
     def __init__(self, directory: str | Path | None = None, *, max_bytes: int | None = None) -> None:
         self.directory = Path(directory) if directory is not None else default_directory()
-        self._max_bytes = DEFAULT_BYTES if max_bytes is None else max_bytes
+        self._max_bytes = default_bytes() if max_bytes is None else max_bytes
         self._added: int | None = None  # since the last look; None before the first
 
     def find(self, digest: str, block: str) -> Path | None:
@@ -73,7 +90,7 @@ class BlockCache:
         except OSError as error:
             raise OutputError(
                 f"{path}: cannot keep what was downloaded ({error.strerror or error}); make room, or set MARIN_CACHE "
-                f"to another place"
+                f"to another directory"
             ) from error
         finally:
             hidden.unlink(missing_ok=True)

@@ -9,12 +9,13 @@ once more, then told by name. `Place.chunks` goes past the cache: it is what fin
 import hashlib
 import logging
 import threading
-import zlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
+
+from isal import isal_zlib
 
 from marin_zephyr.errors import TokenStoreError
 from marin_zephyr.formats import remote
@@ -200,7 +201,7 @@ class RemotePlace:
             block = path.read_bytes()
         except OSError:  # removed in this very moment
             return None
-        if zlib.crc32(block) != checksums[n]:
+        if isal_zlib.crc32(block) != checksums[n]:
             self._cache.drop(record.sha256, _block_name(n))
             return None
         self._remember(key, block)
@@ -211,11 +212,11 @@ class RemotePlace:
         data = self._range(file, start, stop)
         fetched = {n: data[i * BLOCK_BYTES : (i + 1) * BLOCK_BYTES] for i, n in enumerate(run)}
         for n, block in fetched.items():
-            if zlib.crc32(block) != checksums[n]:
+            if isal_zlib.crc32(block) != checksums[n]:
                 _log.warning("%s: block %d arrived damaged; it is fetched again", self.path(file), n)
                 begin = n * BLOCK_BYTES
                 block = self._range(file, begin, min(begin + BLOCK_BYTES, record.size))
-                if zlib.crc32(block) != checksums[n]:
+                if isal_zlib.crc32(block) != checksums[n]:
                     raise TokenStoreError(
                         f"{self.path(file)}: block {n} (bytes from {begin:,}) arrived damaged twice: it fails its CRC. "
                         f"See `zephyr inspect {self._url} --verify`"
@@ -250,12 +251,16 @@ class RemotePlace:
                 return None
 
 
-def place_of(where: str | Path, *, cache: BlockCache) -> LocalPlace | RemotePlace:
-    """The place that a path or a URL names."""
+def place_of(
+    where: str | Path, *, cache_dir: str | Path | None = None, cache_bytes: int | None = None
+) -> LocalPlace | RemotePlace:
+    """The place that a path or a URL names; the rest is for `BlockCache`, which a URL needs."""
     text = str(where)
     if text.startswith("file://"):
         return LocalPlace(Path(text.removeprefix("file://")))
-    return RemotePlace(text, cache) if "://" in text else LocalPlace(Path(where))
+    if "://" not in text:
+        return LocalPlace(Path(where))
+    return RemotePlace(text, BlockCache(cache_dir, max_bytes=cache_bytes))
 
 
 def _digest(path: Path) -> str:

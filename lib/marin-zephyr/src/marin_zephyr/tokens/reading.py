@@ -6,6 +6,7 @@ See: ``docs/reference/token-store.md``; `parts` writes what this reads.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,8 @@ from marin_zephyr.tokens.parts import (
     required_files,
 )
 from marin_zephyr.tokens.places import LocalPlace, RemotePlace
+
+PART_FILE = re.compile(r"part-\d{5,}\.(bin|idx|bytes|crc|mask|sources)")
 
 if TYPE_CHECKING:
     import numpy as np
@@ -133,6 +136,8 @@ class Part:
         for name in required_files(self.record.name):
             if name not in self.record.files:
                 raise TokenStoreError(f"{self.place}: the manifest does not list {name}")
+        if strange := [name for name in self.record.files if not PART_FILE.fullmatch(name)]:
+            raise TokenStoreError(f"{self.place}: the manifest lists {strange[0]!r}, which is no file of a part")
         for name, file in self.record.files.items():
             if (size := sizes.get(name)) != file.size:
                 found = "is missing" if size is None else f"has {size} bytes"

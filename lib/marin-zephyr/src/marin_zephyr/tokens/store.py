@@ -10,7 +10,6 @@ See: ``docs/reference/token-store.md``.
 
 import hashlib
 import json
-import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from marin_zephyr.errors import TokenStoreError
 from marin_zephyr.progress import Progress
 from marin_zephyr.tokens import verification
-from marin_zephyr.tokens.blocks import BlockCache
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, FileRecord, Manifest
 from marin_zephyr.tokens.parts import NUMPY_DTYPES
 from marin_zephyr.tokens.places import LocalPlace, RemotePlace, place_of
-from marin_zephyr.tokens.reading import Part
+from marin_zephyr.tokens.reading import PART_FILE, Part
 from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from marin_zephyr.tokens.verification import Damage
 
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Damage", "Location", "TokenStore"]
-
-_PART_FILE = re.compile(r"part-\d{5}\.(bin|idx|bytes|crc|mask|sources)")
 
 
 class Location(NamedTuple):
@@ -83,7 +79,8 @@ class TokenStore:
         Args:
             where: the store's directory, or a URL that fsspec knows: ``s3://bucket/store``, ``https://...``.
             cache_dir: where blocks of remote stores are kept; by default below ``$MARIN_CACHE``, else the user's cache.
-            cache_bytes: how much of them is kept, 8 GiB by default; what was not used for longest goes first.
+            cache_bytes: how much of them is kept, by default ``$MARIN_CACHE_GB`` gigabytes, else 32; what was not used
+                for longest goes first.
 
         Raises:
             TokenStoreError: there is no manifest, or a file is missing, of another size, of another kind, not in the
@@ -91,7 +88,7 @@ class TokenStore:
             InputError: the URL cannot be reached.
             MissingExtraError: the URL's protocol needs an extra; the message has its install line.
         """
-        place = place_of(where, cache=BlockCache(cache_dir, max_bytes=cache_bytes))
+        place = place_of(where, cache_dir=cache_dir, cache_bytes=cache_bytes)
         content = place.read(MANIFEST_FILE)
         if content is None:
             raise TokenStoreError(_why_none(place))
@@ -105,7 +102,7 @@ class TokenStore:
         sizes = place.sizes([TOKENIZER_FILE, *listed])
         for part in parts:
             part.check(sizes)
-        if strangers := sorted(set(filter(_PART_FILE.fullmatch, sizes)).difference(listed)):
+        if strangers := sorted(set(filter(PART_FILE.fullmatch, sizes)).difference(listed)):
             raise TokenStoreError(
                 f"{place.path(strangers[0])} is not in the manifest: another store's file? Move it elsewhere"
             )
@@ -267,14 +264,14 @@ class TokenStore:
 
     def _input(self, index: int) -> tuple[str | None, int | None]:
         """The tokenized file that document ``index`` is from, and its row there if no row was left out."""
-        inputs = self.manifest.lineage.get("inputs")
+        inputs = self.manifest.lineage.get("inputs", ())
         try:
             firsts = [0, *accumulate(int(file["num_documents"]) for file in inputs)]
             number, row = _find(firsts, index, "document")
             name = str(inputs[number]["name"])
         except (TypeError, KeyError, ValueError, IndexError):  # another tool's lineage
             return None, None
-        left_out = self.manifest.lineage.get("num_empty") != 0
+        left_out = self.manifest.lineage.get("num_empty") != 0 or "rejects" in self.manifest.lineage
         return name, None if left_out else row
 
 
@@ -295,7 +292,7 @@ def _why_none(place: LocalPlace | RemotePlace) -> str:
             return f"{path} is a file: give the directory that holds the store's {MANIFEST_FILE}"
         if not path.exists():
             return f"{path} does not exist"
-        if any(path.glob("*.idx")) and not any(map(_PART_FILE.fullmatch, place.sizes([]))):
+        if any(path.glob("*.idx")) and not any(map(PART_FILE.fullmatch, place.sizes([]))):
             return (
                 f"{path} is no token store: it has Megatron's files, but {none}, which tells the tokenizer and what "
                 f"they must hold. Tokenize the documents with `zephyr tokenize`"

@@ -8,10 +8,11 @@ decoding confirms for a sample. That finds a writer's faults, which no checksum 
 """
 
 import hashlib
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from isal import isal_zlib
 
 from marin_zephyr.errors import ZephyrError
 from marin_zephyr.progress import Progress, Work
@@ -71,9 +72,7 @@ def verify(store: "TokenStore", *, progress: Progress | None = None) -> tuple[Da
     sizes = [file.size for part in store.parts for file in part.record.files.values()]
     num_chunks = sum(-(-size // CHUNK_BYTES) for size in sizes)
     if progress is not None:
-        progress.start(
-            Work(name="verify", steps="stretches of 8 MiB", items="bytes", total=num_chunks, num_bytes=sum(sizes))
-        )
+        progress.start(Work(name="verify", steps="stretches", items="tokens", total=num_chunks, num_bytes=sum(sizes)))
     try:
         found = list(_manifest_damage(store))
         for number, part in enumerate(store.parts):
@@ -130,7 +129,8 @@ class _PartVerifier:
     def _chunks(self, name: str, size: int) -> Iterator[bytes]:
         for chunk in self.part.place.chunks(name, size):
             if self.progress is not None:
-                self.progress.advance(items=len(chunk), num_bytes=len(chunk))
+                tokens = len(chunk) // self.part.itemsize if name == self.part.file("bin") else 0
+                self.progress.advance(items=tokens, num_bytes=len(chunk))
             yield chunk
 
     def _index_damage(self) -> Iterator[Damage]:
@@ -186,7 +186,8 @@ class _PartVerifier:
             digest.update(chunk)
             for at in range(0, len(chunk), BLOCK_BYTES):
                 block = (start + at) // BLOCK_BYTES
-                if block < len(checksums) and zlib.crc32(memoryview(chunk)[at : at + BLOCK_BYTES]) != checksums[block]:
+                content = memoryview(chunk)[at : at + BLOCK_BYTES]
+                if block < len(checksums) and isal_zlib.crc32(content) != checksums[block]:
                     bad_blocks.append(block)
             if faults is not None:
                 whole = len(chunk) // self.part.itemsize
