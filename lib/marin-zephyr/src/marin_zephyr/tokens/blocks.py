@@ -93,7 +93,8 @@ class BlockCache:
                 f"to another directory"
             ) from error
         finally:
-            hidden.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                hidden.unlink()
         if self._added is not None:
             self._added += size
         if self._added is None or self._added >= self._max_bytes // _SHARE_BETWEEN_TRIMS:

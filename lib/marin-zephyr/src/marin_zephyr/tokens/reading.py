@@ -117,11 +117,9 @@ class Part:
     @cached_property
     def sources(self) -> tuple[list[str], list[int]] | None:
         """The name of each run of documents of one source, and the runs' beginnings and end; None if not told."""
-        name = self.file("sources")
-        if name not in self.record.files:
+        if self.file("sources") not in self.record.files:
             return None
-        path = self.place.local(name, self.record.files[name])
-        runs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        runs = [json.loads(line) for line in self._view("sources").tobytes().splitlines()]
         return [source for source, _ in runs], [0, *accumulate(count for _, count in runs)]
 
     def check(self, sizes: Mapping[str, int]) -> None:
@@ -207,5 +205,9 @@ class Part:
         if self.record.files[name].size == 0:  # an empty file cannot be mapped
             return np.zeros(0, np.uint8)
         path = self.place.local(name, self.record.files[name])
+        try:
+            mapped = np.memmap(path, np.uint8, mode="r")
+        except FileNotFoundError:  # another process needed the room in the cache, in this very moment
+            mapped = np.memmap(self.place.local(name, self.record.files[name]), np.uint8, mode="r")
         # A plain array over the map: slices of np.memmap itself cost several microseconds each.
-        return np.asarray(np.memmap(path, np.uint8, mode="r"))
+        return np.asarray(mapped)
