@@ -143,6 +143,19 @@ def bench(session: nox.Session) -> None:
         )
 
 
+@nox.session(python="3.11", venv_backend="venv")
+def peers(session: nox.Session) -> None:
+    """Token stores read by Megatron-core's own code, in an environment of its own: torch is too large for every run."""
+    session.install("torch==2.13.0", "numpy", "packaging")
+    session.install("--no-deps", "megatron-core==0.16.1")
+    stores = Path(session.create_tmp()).resolve() / "stores"
+    shutil.rmtree(stores, ignore_errors=True)
+    write = ("uv", "run", "--no-project", "--isolated", "--with-editable", "lib/marin-zephyr", "--python", "3.12")
+    session.run(*write, "tests/peers/megatron_stores.py", str(stores), external=True)
+    found = [str(path.parent) for path in sorted(stores.glob("*/manifest.json"))]
+    session.run("python", "tests/peers/megatron_reader.py", *found)
+
+
 @nox.session(venv_backend="none")
 def quickstart(session: nox.Session) -> None:
     """The main job by the README's own command; arguments after ``--`` are its flags."""
