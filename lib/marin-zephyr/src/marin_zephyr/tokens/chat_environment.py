@@ -29,7 +29,7 @@ def make_environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
+    environment.globals.update(raise_exception=_raise_exception)
     del environment.filters["random"]
     del environment.globals["lipsum"]
     return environment

@@ -4,8 +4,8 @@ Rendered text alone does not tell: a user who writes ``<|im_end|>`` would end th
 hold special strings is rendered twice: as it is, and *disguised*, with one character of each such string exchanged for
 a stand-in that no text holds. Every special string of the disguised rendering is the template's. If the renderings are
 equal but for stand-ins, then those strings stand at the same places of the true one, and all others there are text. If
-they are not, the template looked at those very characters (or cut, counted, or rewrote them), and which text is whose
-is not known: the conversation is refused rather than guessed at.
+they are not, the template looked at those very characters, or rewrote them, and which text is whose is not known: the
+conversation is refused rather than guessed at.
 
 A special string can also come about where a message's text meets other text (``<|im_`` and ``end|>`` in two messages
 that a template writes one after the other). The ends of contents that could take part in one are disguised as well.
