@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from marin_zephyr.errors import ChatTemplateError, SchemaError
-from marin_zephyr.tokens import Tokenizer, load_tokenizer
+from marin_zephyr.cli import main
+from marin_zephyr.errors import BadRecordError, ChatTemplateError, SchemaError
+from marin_zephyr.tokens import ChatFormat, Tokenizer, TokenStore, load_tokenizer, tokenize
 from marin_zephyr.tokens.batches import Encoded, Rows
-from marin_zephyr.tokens.chat import ChatEncoder, ChatFormat
-from marin_zephyr.tokens.encoder import SpecialIds
+from marin_zephyr.tokens.chat import ChatEncoder
+from marin_zephyr.tokens.texts import SpecialIds
 
 CHATS = Path(__file__).with_name("chats")
 
@@ -86,6 +87,11 @@ class Chat(NamedTuple):
     form: Format
     template: str
     tokenizer: Tokenizer
+
+    def id_of(self, string: str) -> int:
+        number = self.tokenizer.backend.token_to_id(string)
+        assert number is not None
+        return number
 
     def encode(self, rows: Sequence[Any], **options: Any) -> Encoded:
         return self.encoder(**options).encode(as_rows(pl.DataFrame({"messages": rows})))
@@ -165,7 +171,7 @@ def test_ids_are_those_of_the_rendered_text_with_its_special_tokens(chat: Chat, 
 def test_special_strings_in_messages_make_no_control_token(chat: Chat, messages: list[dict[str, str]]):
     ids, _ = chat.encode_one(messages)
     harmless, _ = chat.encode_one([{**message, "content": "a"} for message in messages])
-    special = [chat.tokenizer.backend.token_to_id(string) for string in chat.form.special]
+    special = [chat.id_of(string) for string in chat.form.special]
     assert [i for i in ids if i in special] == [i for i in harmless if i in special]
     if not chat.form.strips:  # such tokens take white space with them
         said = [message["content"].strip() for message in messages]
@@ -194,7 +200,7 @@ def test_a_template_that_marks_its_turns_and_one_that_does_not_agree(chatml: Cha
 @settings(max_examples=20)
 def test_num_bytes_are_those_of_the_text_between_control_tokens(chatml: Chat, messages: list[dict[str, str]]):
     encoded = chatml.encode([messages])
-    special = [chatml.tokenizer.backend.token_to_id(string) for string in chatml.form.special]
+    special = [chatml.id_of(string) for string in chatml.form.special]
     text = chatml.tokenizer.decode([i for i in encoded.ids if i not in special])
     assert encoded.num_bytes.tolist() == [len(text.encode())]
 
@@ -212,7 +218,7 @@ class TestWhoWroteASpecialString:
         said = "<think>\nhm, <|im_end|>\n</think>\n\nyes <|im_start|>"
         ids, mask = chats["thinking"].encode_one(talk("?", said))
         assert chats["thinking"].learned(ids, mask) == [said + "<|im_end|>"]
-        assert ids.count(chats["thinking"].tokenizer.backend.token_to_id("<|im_start|>")) == 2
+        assert ids.count(chats["thinking"].id_of("<|im_start|>")) == 2
 
     @pytest.mark.parametrize(
         "said", [("<|im_", "end|>"), ("<|im_end", "|>"), ("x <", "|im_end|> y"), (" <|im_end ", "|> ")]
@@ -232,7 +238,7 @@ class TestWhoWroteASpecialString:
     def test_a_special_string_as_role_is_text(self, chatml: Chat):
         ids, _ = chatml.encode_one([{"role": "<|im_end|>", "content": ""}, *talk("?", "!")])
         harmless, _ = chatml.encode_one([{"role": "user", "content": ""}, *talk("?", "!")])
-        assert ids.count(chatml.tokenizer.eos_id) == harmless.count(chatml.tokenizer.eos_id)
+        assert ids.count(chatml.id_of("<|im_end|>")) == harmless.count(chatml.id_of("<|im_end|>"))
 
     def test_special_strings_in_tool_calls_are_text(self, chatml: Chat):
         source = (
@@ -242,7 +248,7 @@ class TestWhoWroteASpecialString:
         call = {"name": "say", "arguments": {"text": "<|im_end|> & <b>"}}
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
         ids, _ = chatml.encode_one(messages, template=source)
-        assert ids.count(chatml.tokenizer.eos_id) == 2
+        assert ids.count(chatml.id_of("<|im_end|>")) == 2
         assert chatml.tokenizer.decode(ids) == f"?<|im_end|>{json.dumps([call])}<|im_end|>"
 
     @pytest.mark.parametrize(
@@ -318,8 +324,8 @@ class TestRefusals:
 
     def test_a_column_of_other_things_is_refused_by_name(self, chatml: Chat):
         encoder = chatml.encoder()
-        with pytest.raises(SchemaError, match="'messages' is String, not a list of messages"):
-            encoder.encode(as_rows(pl.DataFrame({"messages": ["hi"]})))
+        with pytest.raises(SchemaError, match="'messages' is Int64, not a list of messages"):
+            encoder.encode(as_rows(pl.DataFrame({"messages": [1]})))
         with pytest.raises(SchemaError, match="no column 'messages': there is text"):
             encoder.encode(as_rows(pl.DataFrame({"text": ["hi"]})))
 
@@ -331,7 +337,7 @@ class TestEnds:
         assert ids[-2] != chat.tokenizer.eos_id
         assert chat.tokenizer.decode(ids).strip().endswith(chat.form.eos)
         if chat.form.bos is not None:
-            assert ids.count(chat.tokenizer.bos_id) == 1
+            assert ids.count(chat.id_of(chat.form.bos)) == 1
             assert (ids[0], mask[0]) == (chat.tokenizer.bos_id, False)
 
     def test_an_appended_eos_counts_if_what_it_ends_does(self, chatml: Chat):
@@ -339,6 +345,21 @@ class TestEnds:
         for tail, counts in (("", True), ("\\n", False)):
             ids, mask = chatml.encode_one(talk("?", "!"), template=source.replace("tail", f"'{tail}'"), eos=True)
             assert (ids[-1], mask[-1]) == (chatml.tokenizer.eos_id, counts)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"id": 1}', "no field 'messages': it has id"),
+        ('"hi"', "it is str, not a list of messages"),
+        ("[{", "messages is no JSON that can be taken"),
+        ('[{"role": "user", "role": "assistant", "content": ""}]', "key 'role' stands twice in one object"),
+    ],
+)
+def test_json_of_other_things_is_refused_by_name(chatml: Chat, text: str, reason: str):
+    encoded = chatml.encoder().encode(as_rows(pl.DataFrame({"messages": [json.dumps(talk("?", "!")), text]})))
+    assert reason in encoded.refused[1]
+    assert encoded.lengths[0] == len(encoded.ids) > 0
 
 
 def test_share_gpt_rows_are_conversations(chatml: Chat):
@@ -358,6 +379,70 @@ def test_a_replica_encodes_alike_and_the_identity_names_the_template(chatml: Cha
     assert encoder.replica().identity == encoder.identity
     assert chatml.encoder(template=chatml.template + "{# another #}").identity != encoder.identity
     json.dumps(encoder.identity)
+
+
+class TestStore:
+    """From files to the bits that training reads."""
+
+    @staticmethod
+    def learned(directory: Path) -> list[str]:
+        """The text of each run of tokens that count, by the store's files alone."""
+        tokenizer = load_tokenizer(directory)
+        ids = np.fromfile(directory / "part-00000.bin", "<u2")
+        bits = np.unpackbits(np.fromfile(directory / "part-00000.mask", np.uint8), bitorder="little")
+        assert len(bits) == -(-len(ids) // 8) * 8
+        assert not bits[len(ids) :].any()
+        runs = np.split(np.arange(len(ids)), np.flatnonzero(np.diff(bits[: len(ids)])) + 1)
+        return [tokenizer.decode(ids[run]) for run in runs if bits[run[0]]]
+
+    @staticmethod
+    def write(directory: Path, chat: Chat, rows: Sequence[Any], suffix: str = "jsonl") -> Path:
+        """Rows as a file, beside a tokenizer's directory ``t`` with its template."""
+        (directory / "t").mkdir()
+        (directory / "t" / "tokenizer.json").write_bytes(chat.tokenizer.content)
+        config = {"eos_token": chat.form.eos, "chat_template": chat.template}
+        (directory / "t" / "tokenizer_config.json").write_text(json.dumps(config))
+        path = directory / f"chats.{suffix}"
+        if suffix == "parquet":
+            pl.DataFrame(rows).write_parquet(path)
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+    def test_what_the_mask_keeps_is_what_assistants_said(self, chatml: Chat, tmp_path: Path, suffix: str):
+        said = [(f"answer {n} <|im_end|>", f"naïve {n}") for n in range(40)]
+        rows = [{"messages": talk(f"question {n}", one, "<|im_start|>", two)} for n, (one, two) in enumerate(said)]
+        path = self.write(tmp_path, chatml, rows, suffix)
+        out = tmp_path / "store"
+        assert main(["tokenize", str(path), "--tokenizer", str(tmp_path / "t"), "--out", str(out), "--chat"]) == 0
+        assert self.learned(out) == [f"{text}<|im_end|>" for pair in said for text in pair]
+        assert TokenStore.open(out).verify() == ()
+
+    def test_a_row_without_an_assistant_turn_is_rejected_with_its_reason(self, chatml: Chat, tmp_path: Path):
+        path = self.write(tmp_path, chatml, [{"messages": talk("?", "!")}, {"messages": talk("nobody answers")}])
+        options: dict[str, Any] = {"tokenizer": tmp_path / "t", "supervised": ChatFormat()}
+        with pytest.raises(BadRecordError, match="row 2: no assistant turn"):
+            tokenize(path, tmp_path / "raised", **options)
+        report = tokenize(path, tmp_path / "store", on_error="quarantine", **options)
+        assert (report.num_documents, report.rejected) == (1, {"no assistant turn": 1})
+        [rejects] = (tmp_path / "store" / "rejects").iterdir()
+        assert json.loads(rejects.read_text())["reason"] == "no assistant turn"
+
+    def test_rows_of_json_need_not_be_of_one_type(self, chatml: Chat, tmp_path: Path):
+        arguments = [{"b": 1, "a": "x"}, {"a": [1, 2]}, {"a": None, "c": {"d": True}}, {}]
+        calls = [{"tool_calls": [{"name": "f", "arguments": one}]} for one in arguments]
+        parts = {"role": "user", "content": [{"type": "text", "text": "?"}]}
+        rows: list[Any] = [{"messages": [parts, {"role": "assistant", "content": None, **one}]} for one in calls]
+        rows.append({"messages": talk("?", "!")})
+        source = (
+            "{% for m in messages %}{% generation %}{{ m.tool_calls[0].arguments | tojson if m.tool_calls else '' }}"
+            "{% endgeneration %}{{ '.' }}{% endfor %}"
+        )
+        path = self.write(tmp_path, chatml, rows)
+        tokenize(path, tmp_path / "store", tokenizer=tmp_path / "t", supervised=ChatFormat(source), on_error="skip")
+        written = [{key: value for key, value in one.items() if value is not None} for one in arguments]
+        assert self.learned(tmp_path / "store") == [json.dumps(one) for one in written]
 
 
 class TestWhereTemplatesComeFrom:

@@ -28,7 +28,7 @@ from marin_zephyr.tokens.provenance import SpecialStrings
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from marin_zephyr.tokens.encoder import SpecialIds
+    from marin_zephyr.tokens.texts import SpecialIds
 
 ASSISTANT = "assistant"
 
@@ -123,10 +123,10 @@ class ChatEncoder:
         Raises:
             SchemaError: the frame has no such column, or it holds no lists of messages.
         """
-        return self._encoder.encode(partial(self._marked, row) for row in _conversations(rows, self._field))
+        return self._encoder.encode(partial(self._marked, row) for row in _column(rows, self._field))
 
     def _marked(self, row: Any) -> MarkedText:
-        messages = _messages(row)
+        messages = _messages(_parsed(row, self._field) if isinstance(row, str) else row)
         if not any(message["role"] == ASSISTANT for message in messages):
             raise RejectRow("no assistant turn")
         rendered = self._template.render(messages)
@@ -158,18 +158,37 @@ class ChatEncoder:
         return turns
 
 
-def _conversations(rows: Rows, field: str) -> list[Any]:
+def _column(rows: Rows, field: str) -> list[Any]:
+    """Lists of messages, or JSON."""
     import polars as pl
 
     if field not in rows.frame.columns:
         raise SchemaError(f"no column {field!r}: there is {', '.join(rows.frame.columns)}; name the one of messages")
     column = rows.frame[field]
-    if column.dtype != pl.List and column.dtype != pl.Null:
+    if column.dtype not in (pl.List, pl.Null, pl.String):
         raise SchemaError(f"column {field!r} is {column.dtype}, not a list of messages with role and content")
     return column.to_list()
 
 
+def _parsed(text: str, field: str) -> Any:
+    """What JSON holds: a list of messages, or a record that has it as a field."""
+    from marin_zephyr.formats.objects import check_values, parse
+
+    try:
+        value, _ = parse(text.encode())
+        if isinstance(value, dict):
+            if field not in value:
+                raise RejectRow(f"no field {field!r}: it has {', '.join(value)}")
+            value = value[field]
+        check_values(value)
+    except (ValueError, RecursionError) as error:
+        raise RejectRow(f"{field} is no JSON that can be taken: {error}") from None
+    return value
+
+
 def _messages(row: Any) -> list[dict[str, Any]]:
+    if not isinstance(row, list | None):
+        raise RejectRow(f"it is {type(row).__name__}, not a list of messages")
     if not row:
         raise RejectRow("no messages")
     return [_message(number, message) for number, message in enumerate(row, 1)]

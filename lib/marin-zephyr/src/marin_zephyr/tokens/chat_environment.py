@@ -28,10 +28,11 @@ def make_environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
+    known: dict[str, Any] = environment.globals  # pyrefly: ignore  of the types of the ones that Jinja puts there
+    known["raise_exception"] = _raise_exception
+    del known["lipsum"]
     environment.filters["tojson"] = _to_json
-    environment.globals.update(raise_exception=_raise_exception)
     del environment.filters["random"]
-    del environment.globals["lipsum"]
     return environment
 
 

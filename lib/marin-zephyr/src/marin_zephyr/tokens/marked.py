@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import tokenizers
     from numpy.typing import NDArray
 
-    from marin_zephyr.tokens.encoder import SpecialIds
+    from marin_zephyr.tokens.texts import SpecialIds
 
 RESERVED = "".join(map(chr, range(0xFDD0, 0xFDE0)))
 """The noncharacters that mean something here, and that no text may hold. Those from the ninth on are borders."""
