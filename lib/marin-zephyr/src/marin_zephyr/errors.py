@@ -5,7 +5,8 @@
     ZephyrError                     exit 1
     ├── UsageError                  exit 2   a wrong argument or plan
     │   ├── MissingExtraError                an extra of the wheel is not installed: the install line
-    │   └── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    │   ├── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    │   └── ChatTemplateError                a chat template that is missing or malformed: on which line
     ├── TokenStoreError             exit 2   a token store that is absent, damaged or of other inputs
     ├── InputError                  exit 2   inputs that are missing, empty or of no known format
     │   ├── BadRecordError                   one record cannot be read: file, line, byte offset, reason
@@ -45,6 +46,10 @@ class MissingExtraError(UsageError):
 
 class TokenizerError(UsageError):
     """A tokenizer that does not exist, cannot be read, or lacks the special token that is asked of it."""
+
+
+class ChatTemplateError(UsageError):
+    """A chat template that does not exist or is no Jinja. The message holds its line."""
 
 
 class TokenStoreError(ZephyrError):
