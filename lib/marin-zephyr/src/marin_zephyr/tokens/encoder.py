@@ -2,7 +2,7 @@
 
 `tokenizers` leaves the interpreter's lock while it encodes, so threads suffice: nothing is copied between processes,
 none is left behind by a kill, and a caller's script needs no guard. Batches are bounded in characters, hence memory is;
-long documents are cut (`cutting`) and their pieces spread over the threads."""
+long documents are encoded in stretches (`cutting`)."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from marin_zephyr.errors import TokenizerError
-from marin_zephyr.tokens.cutting import cut
+from marin_zephyr.tokens.cutting import LongEncoder
 from marin_zephyr.tokens.documents import Document
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _BATCH_CHARS = 512 * 1024  # while it is encoded, text takes some hundred bytes a token
-_PIECE_CHARS = 128 * 1024
+_STRETCH_CHARS = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -75,40 +75,32 @@ def encode_documents(
 
     def set_up() -> None:
         local.tokenizer = tokenizer.replica()
+        local.long = LongEncoder(local.tokenizer)
 
-    def encode(batch: "list[_Piece]") -> "list[NDArray[np.int32]]":
-        return local.tokenizer.encode_batch([piece.text for piece in batch])
+    def encode(batch: list[Document]) -> "list[list[NDArray[np.int32]]]":
+        short = iter(local.tokenizer.encode_batch([d.text for d in batch if len(d.text) <= _STRETCH_CHARS]))
+        return [
+            [next(short)]
+            if len(document.text) <= _STRETCH_CHARS
+            else list(local.long.encode(document.text, limit=_STRETCH_CHARS))
+            for document in batch
+        ]
 
-    pieces: list[NDArray[np.int32]] = []
     with _single_threaded_batches(), ThreadPoolExecutor(workers, "encode", set_up) as pool:
-        for batch, encoded in _in_order(pool, encode, _batches(documents, tokenizer), ahead=2 * workers):
-            for piece, ids in zip(batch, encoded, strict=True):
-                pieces.append(ids)
-                if piece.ends:
-                    document = piece.document
-                    yield EncodedDocument(document.file, document.num_bytes, document.source, specials.around(pieces))
-                    pieces = []
+        for batch, encoded in _in_order(pool, encode, _batches(documents), ahead=2 * workers):
+            for document, pieces in zip(batch, encoded, strict=True):
+                yield EncodedDocument(document.file, document.num_bytes, document.source, specials.around(pieces))
 
 
-class _Piece(NamedTuple):
-    """A document's text or a stretch of it; ``ends`` on its last."""
-
-    text: str
-    document: Document
-    ends: bool
-
-
-def _batches(documents: Iterable[Document], tokenizer: Tokenizer) -> "Iterator[list[_Piece]]":
-    batch: list[_Piece] = []
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
     size = 0
     for document in documents:
-        pieces = list(cut(document.text, tokenizer, limit=_PIECE_CHARS))
-        for number, text in enumerate(pieces, 1):
-            batch.append(_Piece(text, document, ends=number == len(pieces)))
-            size += len(text)
-            if size >= _BATCH_CHARS:
-                yield batch
-                batch, size = [], 0
+        batch.append(document)
+        size += len(document.text)
+        if size >= _BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
     if batch:
         yield batch
 
