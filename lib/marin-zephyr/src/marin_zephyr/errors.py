@@ -11,7 +11,8 @@
     ├── InputError                  exit 2   inputs that are missing, empty or of no known format
     │   ├── BadRecordError                   one record cannot be read: file, line, byte offset, reason
     │   ├── TooManyBadRecordsError           more records were refused than max_bad allows: how many, of which kinds
-    │   └── TruncatedFileError               a compressed file ends before its end
+    │   ├── TruncatedFileError               a compressed file ends before its end
+    │   └── TextTooLongError                 a text that its tokenizer can only encode whole: its size, and from where
     ├── SchemaError                 exit 2   one column holds two types, or no row has the column
     ├── OutputError                 exit 2   the output directory is not ours, not writable, or out of space
     │   └── OutputBusyError         exit 3   another run is writing it
@@ -74,6 +75,10 @@ class TooManyBadRecordsError(InputError):
 
 class TruncatedFileError(InputError):
     """A compressed file ends before its own end mark: rows are missing."""
+
+
+class TextTooLongError(InputError):
+    """A text so long that it must be encoded in stretches, and whose tokenizer allows none. The message holds sizes."""
 
 
 class SchemaError(ZephyrError):
