@@ -61,6 +61,11 @@ class RowEncoder(Protocol):
         ...
 
     @property
+    def text_columns(self) -> tuple[str, ...]:
+        """Those of them that hold text: a row with anything else there is refused by the reader."""
+        ...
+
+    @property
     def identity(self) -> Mapping[str, Any]:
         """All that decides which ids come out, JSON-able: it enters the manifest's settings and the plan's digest."""
         ...
