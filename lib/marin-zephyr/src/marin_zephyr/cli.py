@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from marin_zephyr.errors import UserCodeError, ZephyrError
+from marin_zephyr.errors import UsageError, UserCodeError, ZephyrError
 from marin_zephyr.progress import BarProgress, LogProgress, Progress
 from marin_zephyr.reporting.reports import REPORT, RunReport
 from marin_zephyr.scripts import load
