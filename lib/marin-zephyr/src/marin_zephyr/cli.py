@@ -337,29 +337,39 @@ def tokenize(
     tokenizer: str,
     out: str,
     text_field: str = "text",
+    append_eos: bool = True,
+    prepend_bos: bool = False,
+    part_tokens: int = 1 << 26,
+    on_error: Literal["raise", "skip", "quarantine"] = "raise",
+    max_bad: float | None = None,
     chat: bool = False,
     chat_template: str | None = None,
     messages_field: str | None = None,
     prompt_field: str | None = None,
     completion_field: str | None = None,
-    workers: int = 2,
+    workers: int | None = None,
     json: bool = False,
 ) -> int:
     """Encodes documents into a token store.
 
-    Example: zephyr tokenize corpus/ --tokenizer tokenizer.json --out tokens/
+    Example: zephyr tokenize corpus/ --tokenizer tokenizer.json --out tokens/ --on-error quarantine
 
     Args:
-        inputs: parquet or JSON lines: files, directories or globs.
-        tokenizer: a tokenizer.json, or `bytes`.
+        inputs: files of any format, directories, globs or URLs.
+        tokenizer: a tokenizer.json or a directory with one, or `bytes`.
         out: the store to write.
         text_field: the column that holds the text.
+        append_eos: end each document with the id that ends a sequence.
+        prepend_bos: begin each document with the id that begins one.
+        part_tokens: a part of the store holds about so many ids; a killed run loses at most one.
+        on_error: what becomes of a record that cannot be taken; quarantine keeps it, with its reason, in OUT/rejects.
+        max_bad: how many of them fail the run: more than a number (100) or than a share (0.01).
         chat: rows are conversations; what the assistant says counts in the loss.
         chat_template: for conversations: a Jinja file, or `chatml`; by default the tokenizer's own.
         messages_field: for conversations: the column of messages; by default `messages`.
         prompt_field: rows are prompts with completions, of which the completion counts in the loss: the column.
         completion_field: likewise.
-        workers: cores.
+        workers: threads that encode; by default one a CPU.
         json: print the report as JSON.
     """
     from marin_zephyr.tokens import ChatFormat, CompletionFormat, tokenize
@@ -379,6 +389,11 @@ def tokenize(
         tokenizer=tokenizer,
         workers=workers,
         text_field=text_field,
+        append_eos=append_eos,
+        prepend_bos=prepend_bos,
+        part_tokens=part_tokens,
+        on_error=on_error,
+        max_bad=max_bad,
         supervised=supervised,
         progress=_progress(),
     )
