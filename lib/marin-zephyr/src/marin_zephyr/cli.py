@@ -39,13 +39,13 @@ from marin_zephyr.scripts import load
 from marin_zephyr.session import Session
 
 _ROW_COUNTERS = ("rows_in", "rows_out", "filtered", "rejected", "consumed", "produced")
-_SHOWN_CHARACTERS = 300
 _SHOWN_FRAMES = 5
 _PACKAGE = os.path.dirname(__file__)  # noqa: PTH120  compared with the file names of frames
 
 Positionals = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
 Script = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py[:NAME]")]
 Directory = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+Store = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
 Format = Literal["jsonl", "json", "parquet", "arrow", "warc", "csv", "text"]
 
 
@@ -385,37 +385,29 @@ def tokenize(
     return _finish(report, out, json=json)
 
 
-def inspect(store: Directory, /, *, verify: bool = False, token: int | None = None, json: bool = False) -> int:
-    """Shows a token store: counts and a sample. Exit code 1 if --verify finds damage.
+def inspect(store: Store, /, *, verify: bool = False, token: int | None = None, json: bool = False) -> int:
+    """Shows a token store: counts, where it came from, and a sample. Exit code 1 if --verify finds damage.
 
-    Example: zephyr inspect tokens/ --verify
+    Example: zephyr inspect s3://bucket/tokens --verify
 
     Args:
-        store: the token store.
-        verify: read every byte and check it against the store's checksums.
-        token: show where this token of the store is: its part, its document and the file that came from.
+        store: a token store: its directory, or a URL.
+        verify: read every byte, check it against the store's checksums, and the index and ids for sense.
+        token: show where this token of the store is: its part, its document, the file that came from, the text around.
         json: print as JSON.
     """
     from marin_zephyr.tokens import TokenStore
+    from marin_zephyr.tokens.inspection import describe, tell
 
     opened = TokenStore.open(store)
-    facts: dict[str, Any] = {
-        "num_documents": opened.num_documents,
-        "num_tokens": opened.num_tokens,
-        "num_bytes": opened.num_bytes,
-    }
-    sample = 0
-    if token is not None:
-        if not 0 <= token < opened.num_tokens:
-            raise UsageError(f"{store}: there is no token {token}; they are numbered from 0 to {opened.num_tokens - 1}")
-        place = opened.locate(token)
-        facts["token"] = place._asdict()
-        sample = place.document
-    if opened.num_documents:
-        facts["sample"] = opened.text(sample)[:_SHOWN_CHARACTERS]
+    facts = describe(opened, token=token)
     if verify:
-        facts["damage"] = [str(d) for d in opened.verify()]
-    _finish(facts, store, json=json)
+        facts["damage"] = [str(d) for d in opened.verify(progress=_progress())]
+    if json:
+        _print_json(facts)
+    else:
+        print(tell(facts))
+        print(store)
     return 1 if facts.get("damage") else 0
 
 

@@ -284,7 +284,8 @@ def _input_record(file: InputFile) -> dict[str, Any]:
 def _plan_digest(tokenizer: Tokenizer, lineage: Mapping[str, Any]) -> str:
     """The digest of all that could change a byte of the store: only a store that agrees in it is taken up."""
     ids = {"tokenizer": tokenizer.digest, "eos": tokenizer.eos_id, "bos": tokenizer.bos_id}
-    return hashlib.sha256(json.dumps({**ids, **lineage}, sort_keys=True).encode()).hexdigest()
+    control = {"control": tokenizer.control_ids}
+    return hashlib.sha256(json.dumps({**ids, **control, **lineage}, sort_keys=True).encode()).hexdigest()
 
 
 def _same_store(out: Path, plan: str, dirt: Dirt) -> Manifest:
