@@ -5,7 +5,8 @@
     ZephyrError                     exit 1
     ├── UsageError                  exit 2   a wrong argument or plan
     │   ├── MissingExtraError                an extra of the wheel is not installed: the install line
-    │   └── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    │   ├── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    │   └── ChatTemplateError                a chat template that is missing or malformed: on which line
     ├── TokenStoreError             exit 2   a token store that is absent, damaged or of other inputs
     ├── InputError                  exit 2   inputs that are missing, empty or of no known format
     │   ├── BadRecordError                   one record cannot be read: file, line, byte offset, reason
@@ -15,6 +16,8 @@
     ├── SchemaError                 exit 2   one column holds two types, or no row has the column
     ├── OutputError                 exit 2   the output directory is not ours, not writable, or out of space
     │   └── OutputBusyError         exit 3   another run is writing it
+    ├── EngineError                 exit 1   the fast engine gave other ids than the reference: on which document
+    │   └── EngineRefusedError      exit 3   the fast engine that was asked for is not the tokenizer's equal
     ├── UserCodeError               exit 1   a function of the caller raised: which one, on which row
     ├── WorkerDiedError             exit 1   a worker process died twice on the same task
     ├── MemoryLimitError            exit 1   a task passed the memory ceiling: in which operation, on which row
@@ -46,6 +49,10 @@ class MissingExtraError(UsageError):
 
 class TokenizerError(UsageError):
     """A tokenizer that does not exist, cannot be read, or lacks the special token that is asked of it."""
+
+
+class ChatTemplateError(UsageError):
+    """A chat template that does not exist or is no Jinja. The message holds its line."""
 
 
 class TokenStoreError(ZephyrError):
@@ -90,6 +97,24 @@ class OutputError(ZephyrError):
 
 class OutputBusyError(OutputError):
     """Another run holds the output directory."""
+
+    exit_code = 3
+
+
+class EngineError(ZephyrError):
+    """An engine of tokenization failed or gave other ids than the reference.
+
+    Attributes:
+        number: the number of the document among those it was given, where it is known.
+    """
+
+    def __init__(self, message: str, *, number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class EngineRefusedError(EngineError):
+    """The engine that was asked for does not give a tokenizer's own ids. The message has the first difference."""
 
     exit_code = 3
 
