@@ -311,22 +311,42 @@ def decontaminate(
 
 
 def train_tokenizer(
-    inputs: Positionals, /, *, out: str, vocab_size: int = 8192, text_field: str = "text", json: bool = False
+    inputs: Positionals,
+    /,
+    *,
+    out: str,
+    vocab_size: int = 8192,
+    text_field: str = "text",
+    special_token: tuple[str, ...] = ("<|endoftext|>",),
+    max_bytes: int = 64 << 20,
+    seed: int = 0,
+    json: bool = False,
 ) -> int:
     """Trains a byte-level BPE tokenizer.
 
     Example: zephyr train-tokenizer corpus/ --vocab-size 8192 --out tokenizer.json
 
     Args:
-        inputs: parquet or JSON lines: files, directories or globs.
+        inputs: what `zephyr tokenize` reads: files, directories or globs.
         out: the tokenizer.json to write.
         vocab_size: ids in all.
         text_field: the column that holds the text.
+        special_token: the special tokens, which get the first ids; the first of them ends a sequence.
+        max_bytes: train on a sample of so many bytes of text.
+        seed: chooses the sample.
         json: print the report as JSON.
     """
     from marin_zephyr.tokens import train_tokenizer
 
-    report = train_tokenizer(list(inputs), out, vocab_size=vocab_size, text_field=text_field)
+    report = train_tokenizer(
+        list(inputs),
+        out,
+        vocab_size=vocab_size,
+        text_field=text_field,
+        special_tokens=special_token,
+        max_bytes=max_bytes,
+        seed=seed,
+    )
     return _finish(report, out, json=json)
 
 
