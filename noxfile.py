@@ -49,7 +49,8 @@ def pytest(session: nox.Session, *arguments: str, cwd: Path = ROOT) -> None:
         # Ray would take the environment of `uv run`, which runs nox, for its own workers.
         env = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0", "TMPDIR": tempfile.gettempdir()}
         env["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-        session.run("python", "-m", "pytest", *arguments, env=env)
+        # The same examples every time; `-- --hypothesis-profile=default` draws new ones.
+        session.run("python", "-m", "pytest", "--hypothesis-profile=ci", *arguments, env=env)
 
 
 @nox.session

@@ -32,7 +32,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from marin_zephyr.errors import UserCodeError, ZephyrError
+from marin_zephyr.errors import UsageError, UserCodeError, ZephyrError
 from marin_zephyr.progress import BarProgress, LogProgress, Progress
 from marin_zephyr.reporting.reports import REPORT, RunReport
 from marin_zephyr.scripts import load
@@ -331,7 +331,19 @@ def train_tokenizer(
 
 
 def tokenize(
-    inputs: Positionals, /, *, tokenizer: str, out: str, text_field: str = "text", workers: int = 2, json: bool = False
+    inputs: Positionals,
+    /,
+    *,
+    tokenizer: str,
+    out: str,
+    text_field: str = "text",
+    chat: bool = False,
+    chat_template: str | None = None,
+    messages_field: str | None = None,
+    prompt_field: str | None = None,
+    completion_field: str | None = None,
+    workers: int = 2,
+    json: bool = False,
 ) -> int:
     """Encodes documents into a token store.
 
@@ -342,13 +354,33 @@ def tokenize(
         tokenizer: a tokenizer.json, or `bytes`.
         out: the store to write.
         text_field: the column that holds the text.
+        chat: rows are conversations; what the assistant says counts in the loss.
+        chat_template: for conversations: a Jinja file, or `chatml`; by default the tokenizer's own.
+        messages_field: for conversations: the column of messages; by default `messages`.
+        prompt_field: rows are prompts with completions, of which the completion counts in the loss: the column.
+        completion_field: likewise.
         workers: cores.
         json: print the report as JSON.
     """
-    from marin_zephyr.tokens import tokenize
+    from marin_zephyr.tokens import ChatFormat, CompletionFormat, tokenize
 
+    is_chat = chat or chat_template is not None or messages_field is not None
+    is_completion = prompt_field is not None or completion_field is not None
+    if is_chat and is_completion:
+        raise UsageError("rows are conversations or prompts with completions: name the fields of one of them")
+    supervised: ChatFormat | CompletionFormat | None = None
+    if is_chat:
+        supervised = ChatFormat(template=chat_template, messages_field=messages_field or "messages")
+    elif is_completion:
+        supervised = CompletionFormat(prompt_field or "prompt", completion_field or "completion")
     report = tokenize(
-        list(inputs), out, tokenizer=tokenizer, workers=workers, text_field=text_field, progress=_progress()
+        list(inputs),
+        out,
+        tokenizer=tokenizer,
+        workers=workers,
+        text_field=text_field,
+        supervised=supervised,
+        progress=_progress(),
     )
     return _finish(report, out, json=json)
 
