@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,21 +20,22 @@ from marin_zephyr.tokens.publishing import publish_store
 TEXTS = [f"document {n} ☃ " * (n + 1) for n in range(60)]
 
 
-@pytest.fixture
-def source(tmp_path: Path, write_jsonl) -> Path:
-    path = write_jsonl(tmp_path / "in.jsonl", TEXTS)
+@pytest.fixture(scope="module")
+def source(tmp_path_factory, write_jsonl) -> Path:
+    path = write_jsonl(tmp_path_factory.mktemp("source") / "in.jsonl", TEXTS)
     with path.open("ab") as file:
         file.write(b"no JSON\n")
     return path
 
 
-@pytest.fixture
-def store(source: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def store(source: Path) -> Path:
     """Several parts and a refused record."""
+    directory = source.parent / "store"
     options = {"tokenizer": byte_tokenizer(), "part_tokens": 5_000, "on_error": "quarantine"}
-    tokenize(source, tmp_path / "store", **options)
-    assert len(TokenStore.open(tmp_path / "store").parts) > 3
-    return tmp_path / "store"
+    tokenize(source, directory, **options)
+    assert len(TokenStore.open(directory).parts) > 3
+    return directory
 
 
 @pytest.fixture
@@ -108,10 +110,18 @@ def test_nothing_else_is_written_over(store: Path, memory: str, name: str, told:
     assert content(memory) == {name: b"{}"}
 
 
-def test_what_is_no_store_is_not_published(store: Path, memory: str):
-    next((store / "rejects").iterdir()).unlink()
-    with pytest.raises(TokenStoreError, match=r"rejects/.* is missing"):
-        publish_store(store, memory)
+def test_what_is_not_whole_is_not_published(store: Path, memory: str, tmp_path: Path):
+    copy = Path(shutil.copytree(store, tmp_path / "copy"))
+    [refused] = (copy / "rejects").iterdir()
+    refused.write_bytes(refused.read_bytes()[:-1])
+    name = f"rejects/{refused.name}"
+    assert [(damage.file, damage.problem[:14]) for damage in TokenStore.open(copy).verify()] == [
+        (name, "sha256 differs")
+    ]
+    refused.unlink()
+    assert [str(damage) for damage in TokenStore.open(copy).verify()] == [f"{name}: is missing"]
+    with pytest.raises(TokenStoreError, match=rf"{name} is missing"):
+        publish_store(copy, memory)
     assert content(memory) == {}
 
 
