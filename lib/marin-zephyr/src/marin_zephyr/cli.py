@@ -23,6 +23,7 @@ import json as jsonlib
 import logging
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import traceback
@@ -441,7 +442,7 @@ def inspect(store: Store, /, *, verify: bool = False, token: int | None = None, 
     if json:
         _print_json(facts)
     else:
-        print(tell(facts))
+        print(tell(facts, width=min(120, shutil.get_terminal_size().columns)))
         print(store)
     return 1 if facts.get("damage") else 0
 

@@ -35,6 +35,7 @@ from marin_zephyr.tokens.documents import Dirt, FileEnd, input_files, read_rows
 from marin_zephyr.tokens.encoder import encode_rows
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest
 from marin_zephyr.tokens.parts import dtype_for
+from marin_zephyr.tokens.publishing import publishable
 from marin_zephyr.tokens.resumption import PartSequence
 from marin_zephyr.tokens.store import TokenStore
 from marin_zephyr.tokens.texts import HuggingFaceEngine, SpecialIds, TextEncoder
@@ -74,6 +75,7 @@ class TokenizeReport:
     bytes_per_token: float
 
 
+@publishable
 def tokenize(
     inputs: str | Path | Sequence[str | Path],
     out_dir: str | Path,
@@ -95,7 +97,8 @@ def tokenize(
     Args:
         inputs: files of any format that the package reads, directories, globs, URLs, or a list of these (see
             `input_files`).
-        out_dir: where the store goes: a new or empty directory, or one that this very call has left there before.
+        out_dir: where the store goes: a new or empty directory, or one that this very call has left there before; or a
+            URL, where it is copied when it is finished (see `publishable`).
         tokenizer: what `load_tokenizer` takes.
         workers: threads that encode, by default one a CPU that this process may use; the store does not depend on it.
         part_tokens: a part ends with the document that brings it to this many ids. A killed run loses at most one part.
