@@ -112,7 +112,7 @@ class TokenStore:
         """A local file; a remote store's is fetched first."""
         return self.local_file(self.manifest["tokenizer"]["file"])
 
-    @property
+    @cached_property
     def has_mask(self) -> bool:
         """Whether some part is supervised data, whose ``.mask`` says which tokens count in the loss."""
         return any(f"{part['name']}.mask" in part["files"] for part in self.manifest["parts"])
