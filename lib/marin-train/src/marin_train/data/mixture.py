@@ -169,7 +169,7 @@ class Mixture:
         component, number = where.component[rows], where.number[rows]
         parts = [
             (selected := np.flatnonzero(component == index), self._packings[index].read(number[selected]))
-            for index in np.unique(component).tolist() or [0]
+            for index in sorted(set(component.tolist())) or [0]
         ]
         return _join(parts)
 
