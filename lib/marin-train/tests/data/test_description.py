@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Callable
 
@@ -78,3 +79,14 @@ def test_text_names_every_component_and_json_holds_everything(mixture: Open) -> 
     assert [line.split()[0] for line in lines[1:4]] == ["a", "b", "c"]
     assert "step 3" in lines[2]
     assert json.loads(json.dumps(described.to_dict()))["components"][1]["exhausted_at"] == 3
+
+
+def test_one_is_warned_when_another_component_is_the_same_store(mixture: Open) -> None:
+    plain = mixture("ab", of={"a": {"validation": 2}}).config
+    twin = dataclasses.replace(plain.components[0], name="twin", validation=0)
+    config = dataclasses.replace(plain, components=(*plain.components, twin))
+    warnings = describe(Mixture.open(config, batch_size=5), 3).warnings
+    assert any("held out of 'a' is trained on as 'twin'" in warning for warning in warnings)
+    assert not any(
+        "held out" in warning for warning in describe(mixture("ab", of={"a": {"validation": 2}}), 3).warnings
+    )

@@ -209,6 +209,13 @@ def _warnings(
                 f"component {c.name!r} is gone through {c.epochs:.1f} times; beyond {MANY_EPOCHS} repeated text is "
                 f"worth less and less (Muennighoff et al. 2023, https://arxiv.org/abs/2305.16264)"
             )
+    stores = mixture.manifests
+    found += [
+        f"what is held out of {c.name!r} is trained on as {other!r}, which is the same store"
+        for c in mixture.config.components
+        for other in mixture.names
+        if c.validation and other != c.name and stores[other] == stores[c.name]
+    ]
     return tuple(found)
 
 
