@@ -161,7 +161,10 @@ class PackingConfig:
 
     kind: Literal["contiguous", "documents"] = "contiguous"
     overlong: Literal["split", "left", "right", "drop"] = "split"
-    """Under ``documents``: what becomes of one longer than a sequence."""
+    """Under ``documents``: what becomes of one longer than a sequence.
+
+    It is split, every prediction kept; or cut, ``left`` keeping its beginning and ``right`` its end; or dropped.
+    """
     reset_positions: bool = False
     """Whether positions begin anew with each document."""
 

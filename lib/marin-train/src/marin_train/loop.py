@@ -107,7 +107,7 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
         report = _Report(config, record, metrics, trackers, step=step)
         train_step = make_train_step(config, policy=Policy.from_dict(record.policy), mesh=mesh)
-        batches = stack.enter_context(Prefetch(_on_device(mixture, mesh), start=step, stop=config.steps))
+        batches = stack.enter_context(_prefetch(mixture, mesh, start=step, stop=config.steps))
         _run(config, state, train_step, start=step, batches=batches, writer=writer, report=report)
         rows = read_metrics(out / "metrics.jsonl")
         tokens_unique = mixture.num_unique_tokens(config.steps)
@@ -149,6 +149,13 @@ def _run(
     writer.wait()
 
 
+def _prefetch(mixture: Mixture, mesh: "Mesh", *, start: int, stop: int) -> Prefetch["Batch"]:
+    """Batches ahead of the step: two from a disk, where one thread suffices, more where a network is waited for."""
+    remote = any(store.is_remote for store in mixture.stores.values())
+    depth, num_threads = (8, 4) if remote else (2, 1)
+    return Prefetch(_on_device(mixture, mesh), start=start, stop=stop, depth=depth, num_threads=num_threads)
+
+
 def _on_device(mixture: Mixture, mesh: "Mesh") -> Callable[[int], "Batch"]:
     """``batch(step)`` placed on the mesh; called in the background, so that no step waits for a transfer."""
     import jax
@@ -159,10 +166,8 @@ def _on_device(mixture: Mixture, mesh: "Mesh") -> Callable[[int], "Batch"]:
     where = sharding(mesh, ("batch", "seq"))
 
     def batch(step: int) -> Batch:
-        sequences = mixture.batch(step)
-        return Batch(
-            tokens=jax.device_put(sequences.tokens, where), loss_mask=jax.device_put(sequences.loss_mask, where)
-        )
+        # All of a batch's arrays lie alike; those that a packing has no need of are None, which is no array.
+        return Batch(**jax.device_put(mixture.batch(step)._asdict(), where))
 
     return batch
 

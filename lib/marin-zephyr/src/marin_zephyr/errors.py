@@ -5,15 +5,19 @@
     ZephyrError                     exit 1
     ├── UsageError                  exit 2   a wrong argument or plan
     │   ├── MissingExtraError                an extra of the wheel is not installed: the install line
-    │   └── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    │   ├── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    │   └── ChatTemplateError                a chat template that is missing or malformed: on which line
     ├── TokenStoreError             exit 2   a token store that is absent, damaged or of other inputs
     ├── InputError                  exit 2   inputs that are missing, empty or of no known format
     │   ├── BadRecordError                   one record cannot be read: file, line, byte offset, reason
     │   ├── TooManyBadRecordsError           more records were refused than max_bad allows: how many, of which kinds
-    │   └── TruncatedFileError               a compressed file ends before its end
+    │   ├── TruncatedFileError               a compressed file ends before its end
+    │   └── TextTooLongError                 a text that its tokenizer can only encode whole: its size, and from where
     ├── SchemaError                 exit 2   one column holds two types, or no row has the column
     ├── OutputError                 exit 2   the output directory is not ours, not writable, or out of space
     │   └── OutputBusyError         exit 3   another run is writing it
+    ├── EngineError                 exit 1   the fast engine gave other ids than the reference: on which document
+    │   └── EngineRefusedError      exit 3   the fast engine that was asked for is not the tokenizer's equal
     ├── UserCodeError               exit 1   a function of the caller raised: which one, on which row
     ├── WorkerDiedError             exit 1   a worker process died twice on the same task
     ├── MemoryLimitError            exit 1   a task passed the memory ceiling: in which operation, on which row
@@ -47,6 +51,10 @@ class TokenizerError(UsageError):
     """A tokenizer that does not exist, cannot be read, or lacks the special token that is asked of it."""
 
 
+class ChatTemplateError(UsageError):
+    """A chat template that does not exist or is no Jinja. The message holds its line."""
+
+
 class TokenStoreError(ZephyrError):
     """A directory that is no token store, or whose files are not those that its manifest describes."""
 
@@ -71,6 +79,10 @@ class TruncatedFileError(InputError):
     """A compressed file ends before its own end mark: rows are missing."""
 
 
+class TextTooLongError(InputError):
+    """A text so long that it must be encoded in stretches, and whose tokenizer allows none. The message holds sizes."""
+
+
 class SchemaError(ZephyrError):
     """A column holds values of types that do not unify, or a column that no row has."""
 
@@ -85,6 +97,24 @@ class OutputError(ZephyrError):
 
 class OutputBusyError(OutputError):
     """Another run holds the output directory."""
+
+    exit_code = 3
+
+
+class EngineError(ZephyrError):
+    """An engine of tokenization failed or gave other ids than the reference.
+
+    Attributes:
+        number: the number of the document among those it was given, where it is known.
+    """
+
+    def __init__(self, message: str, *, number: int | None = None) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class EngineRefusedError(EngineError):
+    """The engine that was asked for does not give a tokenizer's own ids. The message has the first difference."""
 
     exit_code = 3
 

@@ -21,6 +21,7 @@ _log = logging.getLogger("marin_zephyr.progress")
 _LOG_SECONDS = 2.0
 _BAR_SECONDS = 0.1
 _BAR_WIDTH = 12
+_MANY_STEPS = 1000
 _MARGIN = 4  # a terminal that echoes ^C at the end of a full line would leave a copy of it
 
 
@@ -50,11 +51,12 @@ class Progress(Protocol):
         """Work begins."""
         ...
 
-    def advance(self, *, items: int, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
-        """One more step is done.
+    def advance(self, *, items: int, steps: int = 1, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
+        """One more step is done, or several.
 
         Args:
-            items: how many it was made of.
+            items: how many they were made of.
+            steps: how many.
             rejected: how many of these were refused.
             num_bytes: its bytes of input.
             retried: how many steps had to be tried again since the last call.
@@ -76,9 +78,9 @@ class _Counts:
         self._items = self._rejected = self._retried = 0
         self._began = self._shown = time.monotonic()
 
-    def _count(self, items: int, *, rejected: int, num_bytes: int, retried: int, every: float) -> bool:
-        """Counts a step; whether it is time to show the counts again."""
-        self._done += 1
+    def _count(self, items: int, *, steps: int, rejected: int, num_bytes: int, retried: int, every: float) -> bool:
+        """Counts steps; whether it is time to show the counts again."""
+        self._done += steps
         self._items += items
         self._rejected += rejected
         self._bytes += num_bytes
@@ -98,8 +100,10 @@ class _Counts:
         return f"{self._done:,}{of} {self._work.steps}"
 
     def _rates(self) -> list[str]:
-        """Items a second, and bytes where they are known."""
+        """Items a second, steps if they come by the thousand, and bytes where they are known."""
         rates = [f"{self._items / self._elapsed:,.0f} {self._work.items}/s"] if self._items else []
+        if self._done - self._work.done >= _MANY_STEPS:
+            rates.append(f"{(self._done - self._work.done) / self._elapsed:,.0f} {self._work.steps}/s")
         if read := self._bytes - self._work.done_bytes:
             rates.append(f"{shown_bytes(read / self._elapsed)}/s")
         return rates
@@ -111,12 +115,12 @@ class _Counts:
     def _left(self) -> list[str]:
         """How long the rest will take if it goes as the work of this run went, by bytes or else by steps."""
         work = self._work
-        if work.total is None or self._done >= work.total:
-            return []
         whole, now, earlier = work.total, self._done, work.done
+        if whole is not None and now >= whole:
+            return []
         if work.num_bytes:
             whole, now, earlier = work.num_bytes, self._bytes, work.done_bytes
-        if now <= earlier:
+        if whole is None or now <= earlier:
             return []
         return [f"{shown_duration(self._elapsed * max(0, whole - now) / (now - earlier))} left"]
 
@@ -124,9 +128,10 @@ class _Counts:
 class LogProgress(_Counts):
     """``normalize: 7/14 shards, 21,000 rows, 3 rejected, 9,800 rows/s`` every two seconds, and at the end."""
 
-    def advance(self, *, items: int, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
+    def advance(self, *, items: int, steps: int = 1, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
         """Speaks if two seconds have gone since it last did."""
-        if self._count(items, rejected=rejected, num_bytes=num_bytes, retried=retried, every=_LOG_SECONDS):
+        counts = {"steps": steps, "rejected": rejected, "num_bytes": num_bytes, "retried": retried}
+        if self._count(items, every=_LOG_SECONDS, **counts):
             self._speak()
 
     def finish(self) -> None:
@@ -163,9 +168,10 @@ class BarProgress(_Counts):
         self._room = self._bar.console.width - len(shown) - _BAR_WIDTH - 2 - _MARGIN
         self._draw()
 
-    def advance(self, *, items: int, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
-        """One step further; drawn ten times a second at most."""
-        if self._count(items, rejected=rejected, num_bytes=num_bytes, retried=retried, every=_BAR_SECONDS):
+    def advance(self, *, items: int, steps: int = 1, rejected: int = 0, num_bytes: int = 0, retried: int = 0) -> None:
+        """Further by some steps; drawn ten times a second at most."""
+        counts = {"steps": steps, "rejected": rejected, "num_bytes": num_bytes, "retried": retried}
+        if self._count(items, every=_BAR_SECONDS, **counts):
             self._draw()
 
     def finish(self) -> None:

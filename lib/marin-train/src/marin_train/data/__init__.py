@@ -1,7 +1,8 @@
 """From token stores on disk to batches: a pure function of (manifests, mixture, seed, step), in numpy alone.
 
     store.py         one token store, memory-mapped and checked against its manifest
-    packing.py       cuts a store's stream of tokens into training sequences
+    plan.py          which stretch of the stream each sequence is, where documents stay apart
+    packing.py       a store's stream of tokens as training sequences
     permutation.py   keyed permutations of any range with random access
     interleaving.py  whose turn each draw is: exact shares, stages, epoch limits
     ordering.py      which sequence each draw is: the order of an epoch, what is held out or cut away, block shuffle

@@ -1,203 +1,286 @@
-"""The documents of an input, in an order that depends on the files alone.
+"""The rows of an input, in an order that depends on the files alone.
 
-Inputs are Parquet files with a text column or JSON Lines; anything else is normalised into these first. Files are read
-in the order of their names, rows in the order they have in the file, so that row ``n`` of an input is one document for
-ever: this is what lets a killed run go on at a row, and a token be traced to its file."""
+Files are read through the package's formats, one after the other, each from its start: row ``n`` of a file is the same
+for ever, which lets a killed run go on at a row, and a token be traced to its file. What a reader refuses goes to a
+desk that belongs to the file, so that a file's rejects, too, are a function of that file alone: a file that is entered
+again after a kill is read from its start and refuses what it refused before, and one that was finished is not opened.
+
+Only the columns that are asked for are read, and the column ``source`` where the first row of a file has it as text.
+"""
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from glob import has_magic
-from itertools import batched, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from marin_zephyr.errors import BadRecordError, InputError, SchemaError
-from marin_zephyr.formats.files import check_whole, encodable, listing, matching
+from marin_zephyr.errors import InputError, SchemaError
+from marin_zephyr.formats import infer, reader, remote
+from marin_zephyr.formats.files import REJECTS, UNKNOWN, InputFile, check_unchanged, list_files
+from marin_zephyr.formats.rejects import Desk
+from marin_zephyr.formats.streams import blocks
+from marin_zephyr.nodes import RAW, FileSource, OnError, ReadOptions
+from marin_zephyr.reporting.refusals import Refused, check_limit, merge_refused
+from marin_zephyr.tokens.batches import Rows
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    import numpy as np
+    import polars as pl
+    from numpy.typing import NDArray
 
-_PARQUET = (".parquet",)
-_JSON_LINES = (".jsonl", ".ndjson")
-_ROWS_AT_ONCE = 1024
+logger = logging.getLogger(__name__)
 
-# A run of rows: how many, and text, size and source of each, read only when asked for: skipping costs no decoding.
-type _Chunk = tuple[int, Iterator[tuple[str, int, str | None]]]
+RUN_BYTES = 512 << 10
+"""Text of a run, about: while it is encoded, it takes some hundred bytes a token."""
+_SOURCE = "source"
+_PEEK_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class InputFile:
-    """One input file: where it lies, and its name relative to the input that was given."""
+class Cursor(NamedTuple):
+    """A place in the input: so many rows of this file, by its number, lie before it."""
 
-    path: Path
-    name: str
+    file: int = 0
+    row: int = 0
+
+
+BEGINNING = Cursor()
 
 
 class Document(NamedTuple):
-    """One row.
+    """One row's text. ``num_bytes`` is its length in UTF-8 bytes."""
+
+    text: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class FileEnd:
+    """A file was read to its end.
 
     Attributes:
-        file: the number of its input file.
-        text: its text.
-        num_bytes: the length of the text in UTF-8 bytes.
-        source: the file that it first came from, as a corpus's column ``source`` says; else the input file's name.
+        file: its number.
+        num_rows: the rows that its reader yielded.
+        num_bytes: bytes of its text.
+        refused: the records that its reader refused.
+        rejects: where those are kept, if they are.
     """
 
     file: int
-    text: str
+    num_rows: int
     num_bytes: int
-    source: str
+    refused: Refused
+    rejects: Path | None
+
+
+@dataclass(frozen=True)
+class Dirt:
+    """What becomes of records that cannot be taken.
+
+    Attributes:
+        on_error: ``raise``, ``skip`` or ``quarantine``.
+        max_bad: how many may be refused: a number, a share of the rows if below 1, or any number.
+        directory: where rejects are kept under ``quarantine``.
+    """
+
+    on_error: OnError
+    max_bad: float | None
+    directory: Path
+
+    def desk(self, name: str) -> Desk:
+        """A desk with a rejects file of that name, which is written anew."""
+        return Desk(self.on_error, self.directory / name)
+
+    def check(self, refused: Refused, *, num_rows: int | None = None) -> None:
+        """Raises `TooManyBadRecordsError` if more was refused than may be; a share is checked if the rows are known."""
+        check_limit(refused, self.max_bad, stage="tokenize", rows_in=num_rows)
 
 
 def input_files(inputs: str | Path | Sequence[str | Path]) -> tuple[InputFile, ...]:
-    """The files of ``inputs``, sorted by name within each input.
+    """The files of ``inputs``, sorted by name within each input; a file that is given twice is read once.
 
     Args:
-        inputs: a file, a directory (its own Parquet and JSON Lines files, not those of directories below; names that
-            begin with ``.`` or ``_`` are left out), a glob, or a list of these.
+        inputs: a file, a directory with all below it (names that begin with ``.`` or ``_``, and directories called
+            ``rejects``, are left out), a glob, a URL, a zip archive, or a list of these. Of what a directory or glob
+            holds, files of no known format are left out, and so is plain text beside files of records.
 
     Raises:
-        InputError: an input does not exist, is unfinished, holds no file that can be read, or is of another format.
+        InputError: an input does not exist, is unfinished, or holds no file that can be read.
     """
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
-    files = [file for one in given for file in _expand(one)]
+    files = {file.url: file for one in reversed(given) for file in reversed(_expand(str(one)))}
     if not files:
-        raise InputError("no inputs were given: name at least one Parquet or JSON Lines file, a directory or a glob")
-    return tuple(files)
+        raise InputError("no inputs were given: name at least one file, directory, glob or URL")
+    return tuple(reversed(files.values()))
 
 
-def count_rows(files: Sequence[InputFile]) -> int | None:
-    """How many rows `read_documents` gives, where the files tell without being read: JSON Lines do not."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    if any(file.path.suffix not in _PARQUET for file in files):
-        return None
-    try:
-        return sum(pq.read_metadata(file.path).num_rows for file in files)
-    except (pa.ArrowException, OSError):  # reading will say which, and why
-        return None
-
-
-def read_documents(files: Sequence[InputFile], *, text_field: str = "text", skip: int = 0) -> Iterator[Document]:
-    """Yields every row of ``files`` after the first ``skip``; a null text is an empty one.
+def read_rows(
+    files: Sequence[InputFile],
+    *,
+    columns: tuple[str, ...],
+    text_columns: tuple[str, ...],
+    dirt: Dirt,
+    begin: Cursor = BEGINNING,
+) -> Generator[Rows | FileEnd]:
+    """Yields the rows of ``files`` from ``begin`` on, in runs, and after each file its end.
 
     Raises:
-        InputError: a file cannot be read.
-        SchemaError: a Parquet file has no such column, or it holds no text.
-        BadRecordError: a JSON line is malformed, lacks the field, or its text is no valid Unicode.
+        InputError: a file cannot be read, or changes while it is read.
+        SchemaError: the first rows of a file have no such column.
+        BadRecordError: a record cannot be taken, under ``raise``.
+        TooManyBadRecordsError: more records cannot be taken than ``max_bad``.
     """
-    for number, file in enumerate(files):
-        chunks = _parquet_chunks if file.path.suffix in _PARQUET else _json_chunks
-        for num_rows, texts in chunks(file.path, text_field):
-            if skip >= num_rows:
-                skip -= num_rows
-                continue
-            for text, num_bytes, source in islice(texts, skip, None):
-                yield Document(number, text, num_bytes, source or file.name)
-            skip = 0
-
-
-def _expand(one: str | Path) -> list[InputFile]:
-    with listing(str(one)):
-        found = _found(one)
-    check_whole(found)
-    return [InputFile(path=p, name=encodable(p.name)) for p in sorted(found)]
-
-
-def _found(one: str | Path) -> list[Path]:
-    path = Path(one)
-    known = _PARQUET + _JSON_LINES
-    if path.is_dir():
-        found = [p for p in path.iterdir() if p.suffix in known and p.is_file() and p.name[0] not in "._"]
-        wanted = "no .parquet, .jsonl or .ndjson file lies in it"
-    elif path.is_file():
-        if path.suffix not in known:
-            raise InputError(f"{path} is neither Parquet nor JSON Lines: normalise it first (`zephyr normalize`)")
-        found, wanted = [path], ""
-    elif has_magic(str(one)):
-        found = [p for p in map(Path, matching(str(one))) if p.suffix in known]
-        wanted = "no .parquet, .jsonl or .ndjson file matches it"
-    else:
-        found, wanted = [], "it does not exist"
-    if not found:
-        raise InputError(f"input {one}: {wanted}")
-    return found
-
-
-def _parquet_chunks(path: Path, field: str) -> Iterator[_Chunk]:
-    """One chunk a row group."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as file:
-            _check_column(path, file.schema_arrow, field)
-            columns = [field]
-            if "source" in file.schema_arrow.names and _is_text(file.schema_arrow.field("source").type):
-                columns.append("source")
-            for group in range(file.num_row_groups):
-                yield file.metadata.row_group(group).num_rows, _parquet_texts(path, file, group, columns)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet: {error}") from error
-
-
-def _parquet_texts(
-    path: Path, file: "pq.ParquetFile", group: int, columns: list[str]
-) -> Iterator[tuple[str, int, str | None]]:
-    for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns):
+    refused: Refused = {}
+    for number in range(begin.file, len(files)):
+        skip = begin.row if number == begin.file else 0
+        file, desk = files[number], dirt.desk(f"input-{number:05d}.jsonl")
+        seen = _seen(file)
+        check_unchanged(file)
+        row = num_bytes = 0
         try:
-            texts, *rest = (batch.column(name).to_pylist() for name in columns)
-        except UnicodeDecodeError as error:
-            raise BadRecordError(f"{path}, row group {group}: {columns[0]!r} is no valid UTF-8: {error}") from None
-        for text, source in zip(texts, rest[0] if rest else repeat(None, len(texts)), strict=True):
-            yield text or "", len((text or "").encode()), source
+            for frame in _frames(file, columns, text_columns, desk):
+                dirt.check(_sum(refused, desk.refused))
+                sizes = _sizes(frame, columns)
+                num_bytes += int(sizes.sum())
+                first = max(0, skip - row)
+                yield from _runs(frame[first:], sizes[first:], columns, file, number, row + first)
+                row += frame.height
+        finally:
+            desk.close()
+        _check_unchanged(file, seen)
+        merge_refused(refused, desk.refused)
+        dirt.check(refused)
+        yield FileEnd(number, row, num_bytes, desk.refused, desk.path if desk.path.exists() else None)
 
 
-def _check_column(path: Path, schema: "pa.Schema", field: str) -> None:
-    if field not in schema.names:
-        raise SchemaError(
-            f"{path} has no column {field!r}: it has {', '.join(schema.names)}; name one as the text field"
-        )
-    kind = schema.field(field).type
-    if not _is_text(kind):
-        raise SchemaError(f"{path}: column {field!r} is {kind}, not a string")
+def read_documents(files: Sequence[InputFile], *, text_field: str = "text") -> Iterator[Document]:
+    """Yields every row of ``files`` as text; a null is an empty one. Raises as `read_rows` does."""
+    dirt = Dirt("raise", None, Path(REJECTS))
+    for rows in read_rows(files, columns=(text_field,), text_columns=(text_field,), dirt=dirt):
+        if isinstance(rows, Rows):
+            texts = rows.frame[text_field].fill_null("")
+            yield from map(Document, texts.to_list(), texts.str.len_bytes().to_list())
 
 
-def _is_text(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
+def _expand(one: str) -> list[InputFile]:
+    options = ReadOptions()
+    source = FileSource(inputs=(one,), format=None, on_error="raise", root=None, shard_bytes=None, options=options)
+    found = list_files(source, lenient=True)
+    known = [file for file in found if file.format != UNKNOWN]
+    if not known and len(found) == 1:
+        infer(found[0].url)  # which says what it could be
+    if not known:
+        raise InputError(f"input {one}: none of its {len(found)} files is of a known format")
+    taken = [file for file in known if file.format != "text"] or known
+    if len(taken) < len(found):
+        logger.warning("%s: %d of %d files hold no records and are not read", one, len(found) - len(taken), len(found))
+    return taken
 
-    return kind in (pa.string(), pa.large_string(), pa.string_view())
+
+def _frames(
+    file: InputFile, columns: tuple[str, ...], text_columns: tuple[str, ...], desk: Desk
+) -> "Iterator[pl.DataFrame]":
+    import polars as pl
+
+    is_json = file.format in ("jsonl", "json")
+    sources = (_SOURCE,) if _SOURCE not in columns and _has_source(file) else ()
+    strings = (*text_columns, *(sources if is_json else ()))
+    nested = [name for name in columns if is_json and name not in text_columns]
+    flat = tuple(name for name in columns if name not in nested)
+    options = ReadOptions(columns=(*flat, *sources), string_columns=strings, raw=bool(nested))
+    is_first = True
+    for frame in reader(file.format)(file, options, desk):
+        if nested:
+            frame = frame.with_columns(frame[RAW].cast(pl.String).alias(name) for name in nested).drop(RAW)
+        if is_first and frame.height:
+            is_first = False
+            if any(frame[name].null_count() == frame.height for name in columns):
+                _check_columns(file, columns, desk)
+        yield frame
 
 
-def _json_chunks(path: Path, field: str) -> Iterator[_Chunk]:
-    """Chunks of `_ROWS_AT_ONCE` lines; blank lines are no rows."""
+def _check_columns(file: InputFile, columns: tuple[str, ...], desk: Desk) -> None:
+    """Readers give a column that is absent as nulls: whether one is, is asked where the first rows have nothing."""
+    silent = Desk("skip", desk.path)
+    frame = next((f for f in reader(file.format)(file, ReadOptions(), silent) if f.height), None)
+    for name in columns:
+        if frame is not None and name not in frame.columns:
+            raise SchemaError(
+                f"{file.url} has no column {name!r}: it has {', '.join(frame.columns)}; name one of these instead"
+            )
+
+
+def _has_source(file: InputFile) -> bool:
+    """Whether to ask a file for the column ``source``: of lines of JSON, only if the first has it as text.
+
+    To ask for a column that no row has would have Arrow convert all the others in search of it.
+    """
+    if file.format not in ("jsonl", "json"):
+        return file.format != "text"
+    head = b""
     try:
-        with path.open("rb") as file:
-            lines = ((number, line) for number, line in enumerate(file, 1) if not line.isspace())
-            for chunk in batched(lines, _ROWS_AT_ONCE):
-                yield len(chunk), (_json_text(path, number, line, field) for number, line in chunk)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+        for piece in blocks(file.url, file.compression):
+            head = (head + piece).lstrip()
+            if b"\n" in head or len(head) > _PEEK_BYTES:
+                break
+        row = json.loads(head.partition(b"\n")[0])
+    except (InputError, ValueError, RecursionError):  # the reader will say what is wrong
+        return False
+    return isinstance(row, dict) and isinstance(row.get(_SOURCE), str)
 
 
-def _json_text(path: Path, number: int, line: bytes, field: str) -> tuple[str, int, str | None]:
-    row: Any = None
-    try:
-        row = json.loads(line)
-        text = "" if row[field] is None else row[field]
-        source = row.get("source")
-        return text, len(text.encode()), source if isinstance(source, str) else None
-    except UnicodeEncodeError as error:
-        reason = f"field {field!r} holds a lone surrogate at character {error.start}"
-    except ValueError as error:  # malformed JSON, or bytes that are no UTF-8
-        reason = str(error)
-    except RecursionError:
-        reason = "nested too deep"
-    except KeyError:
-        reason = f"no field {field!r}: it has {', '.join(row)}"
-    except (TypeError, AttributeError):
-        reason = f"not an object with a string {field!r}"
-    raise BadRecordError(f"{path}, line {number}: {reason}")
+def _runs(
+    frame: "pl.DataFrame",
+    sizes: "NDArray[np.int64]",
+    columns: tuple[str, ...],
+    file: InputFile,
+    number: int,
+    first_row: int,
+) -> Iterator[Rows]:
+    """The frame in runs, each of which ends with the row that fills it."""
+    import numpy as np
+    import polars as pl
+
+    sources = pl.Series(_SOURCE, [file.name], dtype=pl.String).new_from_index(0, frame.height)
+    if _SOURCE not in columns and _SOURCE in frame.columns and frame.schema[_SOURCE] == pl.String:
+        sources = frame[_SOURCE].fill_null(file.name)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < frame.height:
+        before = int(ends[start - 1]) if start else 0
+        stop = min(int(np.searchsorted(ends, before + RUN_BYTES)) + 1, frame.height)
+        taken = slice(start, stop)
+        yield Rows(number, first_row + start, frame.select(columns)[taken], sources[taken])
+        start = stop
+
+
+def _sizes(frame: "pl.DataFrame", columns: tuple[str, ...]) -> "NDArray[np.int64]":
+    """Bytes of each row, those of nested columns in the mean."""
+    import numpy as np
+    import polars as pl
+
+    sizes = np.zeros(frame.height, np.int64)
+    for name in columns:
+        if frame.schema[name] == pl.String:
+            sizes += frame[name].str.len_bytes().fill_null(0).to_numpy()
+        else:
+            sizes += int(frame[name].estimated_size()) // max(1, frame.height)
+    return sizes
+
+
+def _sum(refused: Refused, more: Refused) -> Refused:
+    total = {kind: dict(entry) for kind, entry in refused.items()}
+    merge_refused(total, more)
+    return total
+
+
+def _seen(file: InputFile) -> list[tuple[str, int, str]]:
+    """What the store behind a URL tells of a file now. It may name a version otherwise than a listing of many does."""
+    return remote.find(file.url) if "://" in file.url else []
+
+
+def _check_unchanged(file: InputFile, seen: list[tuple[str, int, str]]) -> None:
+    """Refuses a file that is no longer the one that was listed, or, behind a URL, that was seen before."""
+    check_unchanged(file)
+    if _seen(file) != seen:
+        raise InputError(f"{file.url}: was changed while the run was at work; run again when nobody writes to it")

@@ -1,135 +1,93 @@
-"""Documents to ids on several threads, in the order of the documents.
+"""Runs of rows to runs of documents on several threads, in the order of the rows.
 
-`tokenizers` leaves the interpreter's lock while it encodes, so threads suffice: nothing is copied between processes,
-none is left behind by a kill, and a caller's script needs no guard. Batches are bounded in characters, hence memory is;
-long documents are cut (`cutting`) and their pieces spread over the threads."""
+One thread reads, ``workers`` threads encode, and whoever iterates writes. Decompression, parsing and encoding leave
+the interpreter's lock, so threads suffice: nothing is copied between processes, none is left behind by a kill, and a
+caller's script needs no guard. A bounded number of runs is under way, hence memory is bounded.
+
+Invariant: what comes out, an error included, comes in the order of the input, for any number of threads."""
 
 import os
+import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import closing, contextmanager
 
-from marin_zephyr.errors import TokenizerError
-from marin_zephyr.tokens.cutting import cut
-from marin_zephyr.tokens.documents import Document
-from marin_zephyr.tokens.tokenizer import Tokenizer
+from marin_zephyr.tokens.batches import Encoded, RowEncoder, Rows
+from marin_zephyr.tokens.documents import FileEnd
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-_BATCH_CHARS = 512 * 1024  # while it is encoded, text takes some hundred bytes a token
-_PIECE_CHARS = 128 * 1024
+type _Ahead = tuple[Rows, Future[Encoded]] | FileEnd | Exception
 
 
-@dataclass(frozen=True)
-class SpecialIds:
-    """The ids around every document: None where there is none."""
+def encode_rows(
+    items: Generator[Rows | FileEnd], encoder: RowEncoder, *, workers: int
+) -> Generator[tuple[Rows, Encoded] | FileEnd]:
+    """Encodes runs on ``workers`` threads, and passes the ends of files on.
 
-    bos: int | None
-    eos: int | None
-
-    @classmethod
-    def of(cls, tokenizer: Tokenizer, *, append_eos: bool, prepend_bos: bool) -> "SpecialIds":
-        """Those of ``tokenizer``; raises `TokenizerError` if it lacks one that is wanted."""
-        for wanted, token_id, role in (
-            (append_eos, tokenizer.eos_id, "eos"),
-            (prepend_bos, tokenizer.bos_id, "bos"),
-        ):
-            if wanted and token_id is None:
-                raise TokenizerError(
-                    f"the tokenizer has no {role} token that could be told: load it with "
-                    f"load_tokenizer(path, {role}_token=...), or tokenize without"
-                )
-        return cls(bos=tokenizer.bos_id if prepend_bos else None, eos=tokenizer.eos_id if append_eos else None)
-
-    def around(self, pieces: "Sequence[NDArray[np.int32]]") -> "NDArray[np.int32]":
-        """The ids of the document that ``pieces`` make, shape ``[tokens]``: none at all if they have none."""
-        import numpy as np
-
-        if not any(len(piece) for piece in pieces):
-            return np.zeros(0, np.int32)
-        before = () if self.bos is None else (np.array([self.bos], np.int32),)
-        after = () if self.eos is None else (np.array([self.eos], np.int32),)
-        return np.concatenate([*before, *pieces, *after])
-
-
-class EncodedDocument(NamedTuple):
-    """A document's ids, with the special ones around it; the rest as in `Document`."""
-
-    file: int
-    num_bytes: int
-    source: str
-    ids: "NDArray[np.int32]"
-
-
-def encode_documents(
-    documents: Iterable[Document], tokenizer: Tokenizer, specials: SpecialIds, *, workers: int
-) -> Generator[EncodedDocument]:
-    """Encodes ``documents`` on ``workers`` threads; the result does not depend on how many."""
+    An error, of ``items`` or of the encoder, is raised after all that lies before it was yielded.
+    """
     local = threading.local()
 
     def set_up() -> None:
-        local.tokenizer = tokenizer.replica()
+        local.encoder = encoder.replica()
 
-    def encode(batch: "list[_Piece]") -> "list[NDArray[np.int32]]":
-        return local.tokenizer.encode_batch([piece.text for piece in batch])
+    def encode(rows: Rows) -> Encoded:
+        return local.encoder.encode(rows)
 
-    pieces: list[NDArray[np.int32]] = []
-    with _single_threaded_batches(), ThreadPoolExecutor(workers, "encode", set_up) as pool:
-        for batch, encoded in _in_order(pool, encode, _batches(documents, tokenizer), ahead=2 * workers):
-            for piece, ids in zip(batch, encoded, strict=True):
-                pieces.append(ids)
-                if piece.ends:
-                    document = piece.document
-                    yield EncodedDocument(document.file, document.num_bytes, document.source, specials.around(pieces))
-                    pieces = []
-
-
-class _Piece(NamedTuple):
-    """A document's text or a stretch of it; ``ends`` on its last."""
-
-    text: str
-    document: Document
-    ends: bool
-
-
-def _batches(documents: Iterable[Document], tokenizer: Tokenizer) -> "Iterator[list[_Piece]]":
-    batch: list[_Piece] = []
-    size = 0
-    for document in documents:
-        pieces = list(cut(document.text, tokenizer, limit=_PIECE_CHARS))
-        for number, text in enumerate(pieces, 1):
-            batch.append(_Piece(text, document, ends=number == len(pieces)))
-            size += len(text)
-            if size >= _BATCH_CHARS:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
+    pending: deque[_Ahead] = deque()
+    with (
+        _single_threaded_batches(),
+        ThreadPoolExecutor(workers, "encode", set_up) as pool,
+        closing(_read_ahead(items, most=2 * workers)) as read,
+    ):
+        try:
+            for item in read:
+                pending.append((item, pool.submit(encode, item)) if isinstance(item, Rows) else item)
+                if len(pending) >= 2 * workers:
+                    yield _result(pending.popleft())
+            while pending:
+                yield _result(pending.popleft())
+        finally:
+            for item in pending:
+                if isinstance(item, tuple):
+                    item[1].cancel()
 
 
-def _in_order[T, R](
-    pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], *, ahead: int
-) -> Iterator[tuple[T, R]]:
-    """``(item, function(item))`` in the order of the items, of which at most ``ahead`` are in memory."""
-    pending: deque[tuple[T, Future[R]]] = deque()
+def _result(item: _Ahead) -> tuple[Rows, Encoded] | FileEnd:
+    if isinstance(item, Exception):
+        raise item
+    return item if isinstance(item, FileEnd) else (item[0], item[1].result())
+
+
+def _read_ahead(items: Generator[Rows | FileEnd], *, most: int) -> Generator[Rows | FileEnd | Exception]:
+    """The same items, and the error that ends them as the last, read by a thread that is at most so many ahead."""
+    read: queue.SimpleQueue[Rows | FileEnd | Exception | None] = queue.SimpleQueue()
+    room = threading.Semaphore(most)
+    is_closed = threading.Event()
+
+    def work() -> None:
+        try:
+            with closing(items):
+                for item in items:
+                    read.put(item)
+                    room.acquire()
+                    if is_closed.is_set():
+                        return
+        except Exception as error:  # it is raised where its turn comes
+            read.put(error)
+        read.put(None)
+
+    thread = threading.Thread(target=work, name="read", daemon=True)
+    thread.start()
     try:
-        for item in items:
-            pending.append((item, pool.submit(function, item)))
-            if len(pending) >= ahead:
-                done, future = pending.popleft()
-                yield done, future.result()
-        while pending:
-            done, future = pending.popleft()
-            yield done, future.result()
+        while (item := read.get()) is not None:
+            yield item
+            room.release()
     finally:
-        for _, future in pending:
-            future.cancel()
+        is_closed.set()
+        room.release()
+        thread.join()
 
 
 @contextmanager

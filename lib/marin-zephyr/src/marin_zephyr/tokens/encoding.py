@@ -1,13 +1,19 @@
 """Documents to a token store, on all cores, in one call that can be killed and repeated.
 
-The calling thread reads and writes, ``workers`` threads encode (`encoder`), and what they encode is written in the
-order of the input: the store is the same, byte for byte, for any number of workers and after any number of kills
-(`resumption`). Repeating a call that is done returns its report and does no work."""
+One thread reads (`documents`), ``workers`` threads encode (`encoder`), and what they encode is written by the calling
+thread in the order of the input: the store and what was refused are the same, byte for byte, for any number of workers
+and after any number of kills (`resumption`). Repeating a call that is done returns its report and does no work.
+
+A store answers for its inputs by content: every local file is digested before anything is read, and refused if it is
+another one afterwards. Of a file behind a URL, or in an archive, the version stands for the content, so that nothing is
+fetched twice."""
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,14 +22,22 @@ from typing import Any
 
 from marin_zephyr.durability import file_digest, sole_writer
 from marin_zephyr.errors import InputError, OutputError, UsageError
+from marin_zephyr.formats.archives import is_member
+from marin_zephyr.formats.files import REJECTS, InputFile
+from marin_zephyr.nodes import OnError
 from marin_zephyr.progress import LogProgress, Progress, Work
+from marin_zephyr.reporting.refusals import num_refused
 from marin_zephyr.tokens import resumption
-from marin_zephyr.tokens.documents import InputFile, count_rows, input_files, read_documents
-from marin_zephyr.tokens.encoder import EncodedDocument, SpecialIds, encode_documents
+from marin_zephyr.tokens.batches import Encoded, RowEncoder, Rows
+from marin_zephyr.tokens.chat import ChatEncoder, ChatFormat
+from marin_zephyr.tokens.completions import CompletionEncoder, CompletionFormat
+from marin_zephyr.tokens.documents import Dirt, FileEnd, input_files, read_rows
+from marin_zephyr.tokens.encoder import encode_rows
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest
 from marin_zephyr.tokens.parts import dtype_for
 from marin_zephyr.tokens.resumption import PartSequence
 from marin_zephyr.tokens.store import TokenStore
+from marin_zephyr.tokens.texts import HuggingFaceEngine, SpecialIds, TextEncoder
 from marin_zephyr.tokens.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -37,6 +51,8 @@ class TokenizeReport:
         num_tokens: ids in it, special ones included.
         num_bytes: UTF-8 bytes of their text.
         num_empty: input rows of which nothing was left, and which are not in it.
+        num_rejected: input records that could not be taken, and which are not in it.
+        rejected: how many of them for each kind of reason.
         num_parts: its parts.
         num_parts_reused: parts that an earlier run had finished.
         seconds: how long this call took.
@@ -49,6 +65,8 @@ class TokenizeReport:
     num_tokens: int
     num_bytes: int
     num_empty: int
+    num_rejected: int
+    rejected: Mapping[str, int]
     num_parts: int
     num_parts_reused: int
     seconds: float
@@ -61,32 +79,46 @@ def tokenize(
     out_dir: str | Path,
     *,
     tokenizer: str | Path | Tokenizer,
-    workers: int = 2,
+    workers: int | None = None,
     part_tokens: int = 1 << 26,
     append_eos: bool = True,
     prepend_bos: bool = False,
     text_field: str = "text",
+    supervised: ChatFormat | CompletionFormat | None = None,
+    on_error: OnError = "raise",
+    max_bad: float | None = None,
     work_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> TokenizeReport:
     """Encodes the documents of ``inputs`` into a token store.
 
     Args:
-        inputs: Parquet or JSON Lines: files, directories, globs, or a list of these (see `input_files`).
+        inputs: files of any format that the package reads, directories, globs, URLs, or a list of these (see
+            `input_files`).
         out_dir: where the store goes: a new or empty directory, or one that this very call has left there before.
         tokenizer: what `load_tokenizer` takes.
-        workers: threads that encode; the store does not depend on it.
+        workers: threads that encode, by default one a CPU that this process may use; the store does not depend on it.
         part_tokens: a part ends with the document that brings it to this many ids. A killed run loses at most one part.
         append_eos: end each document with the tokenizer's end-of-sequence id.
         prepend_bos: begin each document with its beginning-of-sequence id.
-        text_field: the column or field that holds the text.
+        text_field: the column or field that holds the text. A row without it has no text, and a file whose first rows
+            have no such column is refused.
+        supervised: rows are conversations, or prompts with completions, instead of texts, and only what the assistant
+            says, or the completion, counts in the loss. A row without such is a record that cannot be taken.
+        on_error: what becomes of a record that cannot be taken (malformed, no UTF-8, a text that is no string):
+            ``raise``, ``skip`` (it is counted), or ``quarantine`` (it is kept in ``out_dir/rejects`` with file, place
+            and reason).
+        max_bad: how many may be refused before the run fails: a number of them (100) or a share of the rows (0.01).
         work_dir: where parts are until the store is complete; by default within ``out_dir``. Give one that outlives
             ``out_dir`` if that is a new directory for each attempt.
         progress: is told how it goes; by default lines of the log.
 
     Raises:
-        InputError: an input is missing, unreadable, or there is no document in any.
+        InputError: an input is missing, unreadable, or there is no document in any; a record cannot be taken
+            (`BadRecordError`), or too many cannot (`TooManyBadRecordsError`).
+        SchemaError: a file has no such column.
         TokenizerError: the tokenizer is missing, or has no id for what is to be appended or prepended.
+        ChatTemplateError: the chat template is missing or malformed.
         OutputError: ``out_dir`` holds something else, or cannot be written.
         OutputBusyError: another run is writing there.
 
@@ -94,49 +126,111 @@ def tokenize(
     """
     out = Path(out_dir)
     work = Path(work_dir) if work_dir is not None else out / ".work"
+    workers = len(os.sched_getaffinity(0)) if workers is None else workers
     _check_arguments(out, work, workers=workers, part_tokens=part_tokens)
+    dirt = Dirt(on_error, _limit(max_bad, on_error), work / REJECTS)
     began = time.monotonic()
     loaded = load_tokenizer(tokenizer)
     specials = SpecialIds.of(loaded, append_eos=append_eos, prepend_bos=prepend_bos)
     files = input_files(inputs)
-    lineage = _lineage(
-        files, text_field=text_field, append_eos=append_eos, prepend_bos=prepend_bos, part_tokens=part_tokens
-    )
+    encoder = _row_encoder(tokenizer, loaded, specials, text_field=text_field, supervised=supervised)
+    settings = {"append_eos": append_eos, "prepend_bos": prepend_bos, "part_tokens": part_tokens}
+    lineage = _lineage(files, workers=workers, settings={**encoder.identity, **settings})
     plan = _plan_digest(loaded, lineage)
     manifest = None
     with sole_writer(out), sole_writer(work):
         if (out / MANIFEST_FILE).exists():
-            manifest = _same_store(out, plan)
+            manifest = _same_store(out, plan, dirt)
             reused, num_encoded = len(manifest.parts), 0
         else:
             resumption.check_output(out, work)
-            parts = resumption.take_up(work, plan)
-            sequence = PartSequence(work, parts=parts, dtype=dtype_for(loaded.vocab_size), part_tokens=part_tokens)
+            parts = resumption.take_up(work, plan, on_error=on_error)
+            sequence = PartSequence(
+                work,
+                parts=parts,
+                dtype=dtype_for(loaded.vocab_size),
+                part_tokens=part_tokens,
+                dirt=dirt,
+                files=tuple(file.name for file in files),
+            )
             reused, num_known = len(parts), sequence.num_tokens
-            rest = read_documents(files, text_field=text_field, skip=sequence.num_rows)
-            encoded = encode_documents(rest, loaded, specials, workers=workers)
-            _write(encoded, sequence, progress or LogProgress(), num_rows=count_rows(files))
+            rows = read_rows(
+                files, columns=encoder.columns, text_columns=encoder.text_columns, dirt=dirt, begin=sequence.end
+            )
+            encoded = encode_rows(rows, encoder, workers=workers)
+            _write(encoded, sequence, progress or LogProgress(), files, dirt)
             num_encoded = sequence.num_tokens - num_known
             if parts:
-                manifest = _manifest(loaded, specials, sequence, {**lineage, "plan": plan})
-                resumption.publish(work, out, manifest, loaded)
+                manifest = _manifest(loaded, specials, sequence, {**lineage, "plan": plan}, on_error)
+                resumption.publish(work, out, manifest, loaded, rejects=sequence.refusals.files)
         resumption.clear(work, remove=work_dir is None)
     if manifest is None:
-        raise InputError(f"no document with text in {', '.join(str(file.path) for file in files[:3])}")
+        raise InputError(f"no document with text in {', '.join(file.url for file in files[:3])}")
     return _report(out, manifest, reused=reused, num_encoded=num_encoded, seconds=time.monotonic() - began)
 
 
+def _row_encoder(
+    source: str | Path | Tokenizer,
+    tokenizer: Tokenizer,
+    specials: SpecialIds,
+    *,
+    text_field: str,
+    supervised: ChatFormat | CompletionFormat | None,
+) -> RowEncoder:
+    """The encoder of such rows; ``source`` is where the tokenizer came from."""
+    if isinstance(supervised, ChatFormat):
+        beside = None if isinstance(source, Tokenizer) else source
+        return ChatEncoder.of(supervised, tokenizer, specials, beside=beside)
+    if isinstance(supervised, CompletionFormat):
+        return CompletionEncoder(tokenizer, specials, form=supervised)
+    return TextEncoder(HuggingFaceEngine(tokenizer), specials, text_field=text_field)
+
+
 def _write(
-    documents: Generator[EncodedDocument], sequence: PartSequence, progress: Progress, *, num_rows: int | None
+    items: Generator[tuple[Rows, Encoded] | FileEnd],
+    sequence: PartSequence,
+    progress: Progress,
+    files: Sequence[InputFile],
+    dirt: Dirt,
 ) -> None:
-    """Drains ``documents`` into ``sequence``."""
-    done = sequence.num_rows
-    progress.start(Work(name="tokenize", steps="documents", items="tokens", total=num_rows, done=done))
+    """Drains ``items`` into ``sequence``. Of a file's text so much counts as done as the file was thought to hold."""
+    begin = sequence.end
+    done = sum(file.weight for file in files[: begin.file])
+    progress.start(
+        Work(
+            name="tokenize",
+            steps="documents",
+            items="tokens",
+            total=None,
+            done=sequence.num_documents,
+            num_bytes=max(1, sum(file.weight for file in files)),
+            done_bytes=done,
+        )
+    )
+    read = 0  # of the file at hand
     try:
-        with closing(documents), closing(sequence):
-            for document in documents:
-                sequence.append(document)
-                progress.advance(items=len(document.ids))
+        with closing(items), closing(sequence):
+            for item in items:
+                before = read
+                if isinstance(item, FileEnd):
+                    sequence.end_file(item)
+                    dirt.check(sequence.refused)
+                    read = files[item.file].weight
+                    progress.advance(items=0, steps=0, num_bytes=read - before, rejected=num_refused(item.refused))
+                    read = 0
+                    continue
+                rows, encoded = item
+                sequence.append(rows, encoded)
+                if encoded.refused:
+                    dirt.check(sequence.refused)
+                read = min(files[rows.file].weight, read + int(encoded.num_bytes.sum()))
+                progress.advance(
+                    items=len(encoded.ids),
+                    steps=int((encoded.lengths > 0).sum()),
+                    num_bytes=read - before,
+                    rejected=len(encoded.refused),
+                )
+            dirt.check(sequence.refused, num_rows=sequence.num_rows)
             sequence.finish_part()
     finally:
         progress.finish()
@@ -150,41 +244,75 @@ def _check_arguments(out: Path, work: Path, *, workers: int, part_tokens: int) -
         raise UsageError(f"work_dir and out_dir are both {out}: give another work_dir, or none")
 
 
-def _lineage(files: Sequence[InputFile], **settings: Any) -> dict[str, Any]:
+def _limit(max_bad: float | None, on_error: OnError) -> float | None:
+    """``max_bad`` as a number of records (int) or a share of the rows (float), if it is one."""
+    if on_error not in ("raise", "skip", "quarantine"):
+        raise UsageError(f"on_error is {on_error!r}: it must be raise, skip or quarantine")
+    if max_bad is None:
+        return None
+    if on_error == "raise":
+        raise UsageError(f'max_bad={max_bad} says nothing beside on_error="raise": pass skip or quarantine')
+    if 0 < max_bad < 1:
+        return float(max_bad)
+    if not (max_bad >= 0 and float(max_bad).is_integer()):
+        raise UsageError(f"max_bad is {max_bad}: it must be a number of records, or a share such as 0.01")
+    return int(max_bad)
+
+
+def _lineage(files: Sequence[InputFile], *, workers: int, settings: Mapping[str, Any]) -> dict[str, Any]:
+    with ThreadPoolExecutor(workers, "digest") as pool:
+        inputs = list(pool.map(_input_record, files))
     return {
         "tool": {name: version(name) for name in ("marin-zephyr", "tokenizers")},
-        "settings": settings,
-        "inputs": [_input_record(file) for file in files],
+        "settings": dict(settings),
+        "inputs": inputs,
     }
 
 
 def _input_record(file: InputFile) -> dict[str, Any]:
+    record = {"name": file.name, "size": file.size}
+    if is_member(file.url):  # the archive's time of change is no part of it
+        return {**record, "version": f"crc32:{file.version.rpartition(':')[2]}"}
+    if "://" in file.url:
+        return {**record, "version": file.version}
     try:
-        return {"name": file.name, "size": file.path.stat().st_size, "sha256": file_digest(file.path)}
+        return {**record, "sha256": file_digest(Path(file.url))}
     except OSError as error:
-        raise InputError(f"{file.path} cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{file.url} cannot be read: {error.strerror or error}") from error
 
 
 def _plan_digest(tokenizer: Tokenizer, lineage: Mapping[str, Any]) -> str:
     """The digest of all that could change a byte of the store: only a store that agrees in it is taken up."""
     ids = {"tokenizer": tokenizer.digest, "eos": tokenizer.eos_id, "bos": tokenizer.bos_id}
-    return hashlib.sha256(json.dumps({**ids, **lineage}, sort_keys=True).encode()).hexdigest()
+    control = {"control": tokenizer.control_ids}
+    return hashlib.sha256(json.dumps({**ids, **control, **lineage}, sort_keys=True).encode()).hexdigest()
 
 
-def _same_store(out: Path, plan: str) -> Manifest:
+def _same_store(out: Path, plan: str, dirt: Dirt) -> Manifest:
+    """The manifest of the store that stands there, if this call would make the same one."""
     manifest = TokenStore.open(out).manifest
-    if manifest.lineage.get("plan") != plan:
+    rejects = manifest.lineage.get("rejects")
+    if manifest.lineage.get("plan") != plan or (rejects and rejects["on_error"] != dirt.on_error):
         raise OutputError(
             f"{out} holds a token store of other inputs, settings or versions: choose another directory, or delete it"
         )
+    if rejects:
+        dirt.check(rejects["counts"], num_rows=rejects["num_rows"])
     return manifest
 
 
 def _manifest(
-    tokenizer: Tokenizer, specials: SpecialIds, sequence: PartSequence, lineage: Mapping[str, Any]
+    tokenizer: Tokenizer,
+    specials: SpecialIds,
+    sequence: PartSequence,
+    lineage: Mapping[str, Any],
+    on_error: OnError,
 ) -> Manifest:
     documents = sequence.documents_by_file
     inputs = [{**file, "num_documents": documents[number]} for number, file in enumerate(lineage["inputs"])]
+    refusals = sequence.refusals
+    told = {"on_error": on_error, "num_rows": sequence.num_rows, **refusals.to_json()}
+    rejects = {"rejects": told} if refusals.counts else {}
     return Manifest(
         tokenizer_digest=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
@@ -192,17 +320,20 @@ def _manifest(
         bos_id=specials.bos,
         eos_id=specials.eos,
         parts=tuple(part.record for part in sequence.parts),
-        lineage={**lineage, "inputs": inputs, "num_empty": sequence.num_empty},
+        lineage={**lineage, "inputs": inputs, "num_empty": sequence.num_empty, **rejects},
     )
 
 
 def _report(out: Path, manifest: Manifest, *, reused: int, num_encoded: int, seconds: float) -> TokenizeReport:
+    counts = manifest.lineage.get("rejects", {}).get("counts", {})
     return TokenizeReport(
         out_dir=str(out),
         num_documents=manifest.num_documents,
         num_tokens=manifest.num_tokens,
         num_bytes=manifest.num_bytes,
         num_empty=manifest.lineage["num_empty"],
+        num_rejected=num_refused(counts),
+        rejected={kind: entry["count"] for kind, entry in counts.items()},
         num_parts=len(manifest.parts),
         num_parts_reused=reused,
         seconds=seconds,

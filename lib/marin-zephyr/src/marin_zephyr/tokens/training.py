@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 from marin_zephyr.durability import replace_file
 from marin_zephyr.errors import InputError, UsageError
-from marin_zephyr.tokens.documents import InputFile, input_files, read_documents
+from marin_zephyr.formats.files import InputFile
+from marin_zephyr.tokens.documents import input_files, read_documents
 from marin_zephyr.tokens.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def train_tokenizer(
     files = input_files(inputs)
     sizes, hashes = _survey(files, text_field, seed)
     if not sizes.sum():
-        raise InputError(f"no document with text in {', '.join(str(file.path) for file in files[:3])}")
+        raise InputError(f"no document with text in {', '.join(file.url for file in files[:3])}")
     allowances = sample_allowances(sizes, hashes, max_bytes=max_bytes)
     logger.info("train-tokenizer: %s of %s bytes", f"{allowances.sum():,}", f"{sizes.sum():,}")
     content = _train(_sample(files, text_field, allowances), vocab_size, special_tokens)

@@ -1,0 +1,332 @@
+"""The fast engine: the ids of the reference, some fifty times sooner, and never on trust.
+
+`gigatoken` (extra ``fast``) knows the pre-tokenizers of the common byte-level and SentencePiece-like BPE tokenizers and
+remembers the ids of every pretoken that it has met. What it does not know it mostly refuses, but not always, so that
+what it says about a tokenizer counts for nothing here. What counts:
+
+- **Before**: it encodes a sample of the very corpus and a list of texts that tokenizers trip over (`traps`) like the
+  reference, document by document; else the reference does the work, and the store's lineage says why.
+- **During**: documents chosen by a hash of their ids and lengths, one in about three thousand, are encoded by the
+  reference as well, and a difference ends the run. The choice depends on the documents alone, not on threads or on
+  where a batch ends.
+
+It is asked for plain text: tokens that the reference leaves in the text as text (see `tokenizer`) are not told to it.
+Texts go in as Arrow's own buffers and ids come out as one array.
+
+See: Rød 2026, gigatoken; the reference is Hugging Face's ``tokenizers``.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Literal
+
+from marin_zephyr.errors import EngineError, EngineRefusedError, MissingExtraError, UsageError
+from marin_zephyr.tokens.batches import Engine
+from marin_zephyr.tokens.tokenizer import Tokenizer
+from marin_zephyr.tokens.traps import TRAPS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+logger = logging.getLogger(__name__)
+
+type EngineName = Literal["auto", "tokenizers", "gigatoken"]
+ENGINES: tuple[EngineName, ...] = ("auto", "tokenizers", "gigatoken")
+
+CHECK_ONE_IN = 3000
+_CHECKED_BYTES = 1 << 20  # a longer document is not encoded twice: the reference would hold up its thread
+_MULTIPLIER = 0xBF58476D1CE4E5B9  # of splitmix64: odd, its bits mix well
+_SHARE_OF_BUILDING = 20  # an engine is built anew when it has worked this many times as long as its building took,
+_LEAST_SECONDS = 2.0  # and no sooner than this: what it remembers grows with every new word, and is never let go
+
+
+class FastEngine:
+    """Plain text to ids with `gigatoken`. An instance serves one thread.
+
+    Args:
+        content: a ``tokenizer.json`` as `plain_json` makes it.
+
+    Raises:
+        EngineRefusedError: it is of a kind that `gigatoken` does not know.
+    """
+
+    name = "gigatoken"
+
+    def __init__(self, content: str) -> None:
+        self._content = content
+        self._build()
+
+    def replica(self) -> "FastEngine":
+        """An equal engine for another thread."""
+        return FastEngine(self._content)
+
+    def encode(self, texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+        """The ids of all texts and how many each has, as `Engine` says.
+
+        Raises:
+            EngineError: the engine failed on these texts.
+        """
+        import numpy as np
+
+        if self._seconds > max(_LEAST_SECONDS, _SHARE_OF_BUILDING * self._building):
+            self._build()
+        began = time.thread_time()
+        try:
+            layout: Any = self._backend.encode_batch(_as_awkward(texts), parallel=False).layout
+        except BaseException as error:
+            raise EngineError(f"gigatoken failed: {_reason(error)}: encode with engine 'tokenizers'") from None
+        self._seconds += time.thread_time() - began
+        offsets = np.asarray(layout.offsets.data)
+        ids = np.asarray(layout.content.data)[offsets[0] : offsets[-1]]
+        return ids.view(np.int32), np.diff(offsets).astype(np.int64, copy=False)
+
+    def _build(self) -> None:
+        from gigatoken import Tokenizer as Backend
+
+        began = time.thread_time()
+        try:
+            self._backend = Backend.from_json(self._content)
+        except BaseException as error:
+            raise EngineRefusedError(f"gigatoken does not know this tokenizer: {_reason(error)}") from None
+        self._building = time.thread_time() - began
+        self._seconds = 0.0
+
+
+@dataclass(frozen=True)
+class CheckedEngine:
+    """An engine whose ids are compared with the reference's, one document in about `CHECK_ONE_IN`.
+
+    Attributes:
+        fast: gives the ids.
+        reference: knows the right ones.
+        turn: who holds it may ask the reference. Replicas share one, which is asked rarely and costs time to build.
+    """
+
+    fast: Engine
+    reference: Engine
+    turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """That of the fast one."""
+        return self.fast.name
+
+    def replica(self) -> "CheckedEngine":
+        """An equal engine for another thread."""
+        return CheckedEngine(self.fast.replica(), self.reference, self.turn)
+
+    def encode(self, texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+        """The ids of all texts and how many each has, as `Engine` says.
+
+        Raises:
+            EngineError: a document's ids are not the reference's; it has the number of the document in ``texts``.
+        """
+        ids, lengths = self.fast.encode(texts)
+        chosen = _chosen(texts, ids, lengths)
+        if len(chosen):
+            with self.turn:
+                different = _difference(self.reference, texts, ids, lengths, chosen)
+            if different is not None:
+                number, why = different
+                raise EngineError(
+                    f"{why}. The store is not written; tokenize with engine 'tokenizers', which encodes again what "
+                    f"{self.name} has encoded",
+                    number=number,
+                )
+        return ids, lengths
+
+
+def choose_engine(
+    tokenizer: Tokenizer, reference: Engine, sample: "Iterable[pa.LargeStringArray]", *, wanted: EngineName = "auto"
+) -> tuple[Engine, dict[str, Any]]:
+    """The engine to encode with, and what a store's lineage says of it.
+
+    Args:
+        tokenizer: what both engines encode with.
+        reference: the engine whose ids are right by definition.
+        sample: documents of the corpus; drawn only if the fast engine is installed and not ruled out.
+        wanted: ``auto`` takes the fast engine if it is installed and gives the ids of the reference, ``gigatoken``
+            insists on it, ``tokenizers`` is the reference.
+
+    Returns:
+        The engine, and its ``name`` and ``version``; of the fast one also what it was compared on (``parity``:
+        ``num_documents``, ``num_bytes``), of the reference the reason where the fast one was ``refused``.
+
+    Raises:
+        UsageError: there is no such engine.
+        MissingExtraError: ``gigatoken`` was asked for and is not installed.
+        EngineRefusedError: ``gigatoken`` was asked for, and its ids are not those of the reference.
+    """
+    if wanted not in ENGINES:
+        raise UsageError(f"engine is {wanted!r}: it must be one of {', '.join(ENGINES)}")
+    plain = {"name": reference.name, "version": version("tokenizers")}
+    if wanted == "tokenizers":
+        return reference, plain
+    try:
+        import gigatoken  # noqa: F401  asked for here, so that what follows fails for other reasons only
+    except ImportError as error:
+        if wanted == "auto":
+            return reference, plain
+        raise MissingExtraError(
+            "engine 'gigatoken' needs the extra `fast`: pip install 'marin-zephyr[fast]'"
+            f" (in the workspace: uv run --extra fast ...); {error}"
+        ) from None
+    try:
+        fast = FastEngine(plain_json(tokenizer))
+        parity = _check(fast, reference, tokenizer, sample)
+    except EngineError as error:
+        if wanted == "gigatoken":
+            raise EngineRefusedError(f"{error}; encode with engine 'tokenizers', or 'auto'") from None
+        logger.warning("encoding with tokenizers, which is slower: %s", error)
+        return reference, {**plain, "refused": f"gigatoken {version('gigatoken')}: {error}"}
+    record = {"name": fast.name, "version": version("gigatoken"), "parity": parity}
+    return CheckedEngine(fast, reference), record
+
+
+def _check(
+    fast: Engine, reference: Engine, tokenizer: Tokenizer, sample: "Iterable[pa.LargeStringArray]"
+) -> Mapping[str, int]:
+    """Compares the engines on the traps and the sample; raises `EngineRefusedError` at the first difference."""
+    import pyarrow as pa
+
+    counts = {"num_documents": 0, "num_bytes": 0}
+    traps = pa.array([*TRAPS, *_around_tokens(tokenizer)], pa.large_string())
+    for texts, what in _labelled(traps, sample):
+        ids, lengths = fast.encode(texts)
+        different = _difference(reference, texts, ids, lengths, range(len(texts)))
+        if different is not None:
+            raise EngineRefusedError(f"{different[1]}, in {what}")
+        if what != "a text of the fixed list":
+            counts["num_documents"] += len(texts)
+            counts["num_bytes"] += int(_byte_lengths(texts).sum())
+    return counts
+
+
+def _labelled(
+    traps: "pa.LargeStringArray", sample: "Iterable[pa.LargeStringArray]"
+) -> "Iterator[tuple[pa.LargeStringArray, str]]":
+    yield traps, "a text of the fixed list"
+    for texts in sample:
+        yield texts, "a document of the corpus"
+
+
+def _around_tokens(tokenizer: Tokenizer) -> list[str]:
+    """Every added token among text: those that are parsed and those that must not be."""
+    added = [token["content"] for token in json.loads(tokenizer.content).get("added_tokens") or ()]
+    frames = ("{0}", "a{0}b", "a {0} b", "{0}{0}", "end. {0}\n {0}")
+    few = added if len(added) <= 64 else [*added[:32], *added[-32:]]  # hundreds of reserved ones are all alike
+    return [frame.format(token) for token in few for frame in frames] + [" ".join(added)]
+
+
+def _difference(
+    reference: Engine,
+    texts: "pa.LargeStringArray",
+    ids: "NDArray[np.int32]",
+    lengths: "NDArray[np.int64]",
+    which: "Iterable[int]",
+) -> tuple[int, str] | None:
+    """The number of the first of ``which`` texts whose ids are not the reference's, and how they differ."""
+    import numpy as np
+
+    numbers = np.asarray(which, np.int64)
+    right, counts = reference.encode(texts.take(numbers))
+    ends, right_ends = np.cumsum(lengths), np.cumsum(counts)
+    for place, number in enumerate(numbers.tolist()):
+        said = ids[ends[number] - lengths[number] : ends[number]]
+        true = right[right_ends[place] - counts[place] : right_ends[place]]
+        if not np.array_equal(said, true):
+            return number, _story(texts[number].as_py() or "", said.tolist(), true.tolist())
+    return None
+
+
+def _story(text: str, said: list[int], true: list[int]) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(said, true, strict=False)) if a != b), min(len(said), len(true)))
+    shown = f"{text[:60]!r}{'...' if len(text) > 60 else ''}"
+    return (
+        f"gigatoken and tokenizers differ from id {at} on, {said[at : at + 4]} against {true[at : at + 4]}, "
+        f"in the document that begins with {shown}"
+    )
+
+
+def _chosen(
+    texts: "pa.LargeStringArray", ids: "NDArray[np.int32]", lengths: "NDArray[np.int64]"
+) -> "NDArray[np.int64]":
+    """The numbers of the texts to check: a hash of some ids and of both lengths is 0 modulo `CHECK_ONE_IN`."""
+    import numpy as np
+
+    (filled,) = np.nonzero(lengths)
+    if not len(filled):
+        return filled
+    counts, sizes = lengths[filled], _byte_lengths(texts)[filled]
+    starts = np.cumsum(counts) - counts
+    mixed = sizes.astype(np.uint64)
+    for part in (counts, ids[starts], ids[starts + counts // 2], ids[starts + counts - 1]):
+        mixed = (mixed ^ part.astype(np.uint64)) * np.uint64(_MULTIPLIER)
+        mixed ^= mixed >> np.uint64(29)
+    return filled[(mixed % np.uint64(CHECK_ONE_IN) == 0) & (sizes <= _CHECKED_BYTES)]
+
+
+def plain_json(tokenizer: Tokenizer) -> str:
+    """The ``tokenizer.json`` of a tokenizer that reads special tokens as text, as the reference does.
+
+    Raises:
+        EngineRefusedError: it has a setting that `gigatoken` is known to pass over.
+    """
+    fields = json.loads(tokenizer.content)
+    model = fields["model"]
+    for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key):
+            raise EngineRefusedError(f"gigatoken does not know this tokenizer: its model has {key} {model[key]!r}")
+    kept = []
+    for token in fields.get("added_tokens") or ():
+        if token["special"] or token["id"] in (tokenizer.eos_id, tokenizer.bos_id):
+            continue
+        for key in ("single_word", "lstrip", "rstrip"):
+            if token.get(key):
+                raise EngineRefusedError(
+                    f"gigatoken does not know this tokenizer: its token {token['content']!r} has {key}"
+                )
+        kept.append(token)
+    return json.dumps({**fields, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None})
+
+
+def _as_awkward(texts: "pa.LargeStringArray") -> Any:
+    """The same texts as an awkward array over the same memory; null becomes empty."""
+    import awkward as ak
+
+    offsets, data = _buffers(texts.fill_null("") if texts.null_count else texts)
+    buffer: Any = data
+    characters = ak.contents.NumpyArray(buffer, parameters={"__array__": "char"})
+    strings = ak.contents.ListOffsetArray(ak.index.Index64(offsets), characters, parameters={"__array__": "string"})
+    return ak.Array(strings)
+
+
+def _buffers(texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int64], NDArray[np.uint8]]":
+    """Int64[texts + 1], where each text begins in the UInt8[bytes], and those bytes."""
+    import numpy as np
+
+    _, offsets, data = texts.buffers()
+    if not len(texts):
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    places = np.frombuffer(offsets, np.int64, len(texts) + 1, texts.offset * 8)
+    return places, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+
+
+def _byte_lengths(texts: "pa.LargeStringArray") -> "NDArray[np.int64]":
+    import numpy as np
+
+    return np.diff(_buffers(texts)[0])  # of a null what its slot spans, which is nothing
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what the binding raised: its panics are no `Exception`, and a keyboard interrupt is not its."""
+    if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
+        raise error
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
