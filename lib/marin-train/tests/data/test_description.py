@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from marin_train.configs import SimulatedEpoching, Stage
+from marin_train.configs import PackingConfig, SimulatedEpoching, Stage
 from marin_train.data.description import describe, to_text
 from marin_train.data.mixture import Mixture
 
@@ -90,3 +90,14 @@ def test_one_is_warned_when_another_component_is_the_same_store(mixture: Open) -
     assert not any(
         "held out" in warning for warning in describe(mixture("ab", of={"a": {"validation": 2}}), 3).warnings
     )
+
+
+def test_padding_and_what_is_dropped_are_told(mixture: Open) -> None:
+    # Of documents of 30 and 51 tokens one fits, with ten inputs to spare.
+    packed = mixture("a", packing=PackingConfig(kind="documents", overlong="drop"), seq_len=40)
+    described = describe(packed, 1)
+    component = described.components[0]
+    assert (component.num_sequences, component.dropped) == (1, 51)
+    assert component.padding == 10 / 40
+    assert any("25% of the sequences of component 'a' is padding" in warning for warning in described.warnings)
+    assert describe(mixture("a"), 1).components[0].padding == 0
