@@ -164,8 +164,7 @@ def choose_engine(
         MissingExtraError: ``gigatoken`` was asked for and is not installed.
         EngineRefusedError: ``gigatoken`` was asked for, and its ids are not those of the reference.
     """
-    if wanted not in ENGINES:
-        raise UsageError(f"engine is {wanted!r}: it must be one of {', '.join(ENGINES)}")
+    check_name(wanted)
     plain = {"name": reference.name, "version": version("tokenizers")}
     if wanted == "tokenizers":
         return reference, plain
@@ -188,6 +187,12 @@ def choose_engine(
         return reference, {**plain, "refused": f"gigatoken {version('gigatoken')}: {error}"}
     record = {"name": fast.name, "version": version("gigatoken"), "parity": parity}
     return CheckedEngine(fast, reference), record
+
+
+def check_name(engine: str) -> None:
+    """Raises `UsageError` unless ``engine`` is the name of one."""
+    if engine not in ENGINES:
+        raise UsageError(f"engine is {engine!r}: it must be one of {', '.join(ENGINES)}")
 
 
 def _check(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from marin_zephyr.errors import TokenizerError
+from marin_zephyr.errors import EngineError, TokenizerError
 from marin_zephyr.tokens.batches import Encoded, Engine, Rows
 from marin_zephyr.tokens.cutting import cut
 from marin_zephyr.tokens.tokenizer import Tokenizer
@@ -103,14 +103,24 @@ class TextEncoder:
         return TextEncoder(self._engine.replica(), self._specials, text_field=self._text_field)
 
     def encode(self, rows: Rows) -> Encoded:
-        """Every row is a document; none is refused."""
+        """Every row is a document; none is refused.
+
+        Raises:
+            EngineError: the engine's ids of a document are not those of the reference: which file and row.
+        """
         import numpy as np
         import polars as pl
         import pyarrow as pa
 
         column = rows.frame[self._text_field].cast(pl.String)
         texts = column.rechunk().to_arrow().cast(pa.large_string())
-        ids, lengths = self._specials.around(*self._engine.encode(texts))
+        try:
+            ids, lengths = self._specials.around(*self._engine.encode(texts))
+        except EngineError as error:
+            if error.number is None:
+                raise
+            where = f"{rows.sources[error.number]}, row {rows.first_row + error.number}"
+            raise EngineError(f"{where}: {error}", number=error.number) from None
         num_bytes = column.str.len_bytes().fill_null(0).to_numpy().astype(np.int64)
         return Encoded(ids=ids, lengths=lengths, num_bytes=num_bytes, mask=None, refused={})
 
