@@ -49,7 +49,8 @@ def pytest(session: nox.Session, *arguments: str, cwd: Path = ROOT) -> None:
         # Ray would take the environment of `uv run`, which runs nox, for its own workers.
         env = {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0", "TMPDIR": tempfile.gettempdir()}
         env["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-        session.run("python", "-m", "pytest", *arguments, env=env)
+        # The same examples every time; `-- --hypothesis-profile=default` draws new ones.
+        session.run("python", "-m", "pytest", "--hypothesis-profile=ci", *arguments, env=env)
 
 
 @nox.session
@@ -140,6 +141,19 @@ def bench(session: nox.Session) -> None:
         session.run(
             "python", f"bench/{name}.py", env={"JAX_PLATFORMS": "cpu", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
         )
+
+
+@nox.session(python="3.11", venv_backend="venv")
+def peers(session: nox.Session) -> None:
+    """Token stores read by Megatron-core's own code, in an environment of its own: torch is too large for every run."""
+    session.install("torch==2.13.0", "numpy", "packaging")
+    session.install("--no-deps", "megatron-core==0.16.1")
+    stores = Path(session.create_tmp()).resolve() / "stores"
+    shutil.rmtree(stores, ignore_errors=True)
+    write = ("uv", "run", "--no-project", "--isolated", "--with-editable", "lib/marin-zephyr", "--python", "3.12")
+    session.run(*write, "tests/peers/megatron_stores.py", str(stores), external=True)
+    found = [str(path.parent) for path in sorted(stores.glob("*/manifest.json"))]
+    session.run("python", "tests/peers/megatron_reader.py", *found)
 
 
 @nox.session(venv_backend="none")

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def _write_store(
                 "name": name,
                 "num_documents": len(documents),
                 "num_tokens": sum(map(len, documents)),
-                "num_bytes": sum(t != EOS for d in documents for t in d),
+                "num_bytes": sum(int(np.count_nonzero(d)) for d in documents),
                 "files": {
                     f"{name}.{suffix}": {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
                     for suffix, content in files.items()
@@ -117,10 +118,12 @@ def _part_files(documents: Sequence[Sequence[int]], dtype: str) -> dict[str, byt
     index += len(documents).to_bytes(8, "little") + (len(documents) + 1).to_bytes(8, "little")
     index += lengths.astype("<i4").tobytes() + starts.astype("<i8").tobytes()
     index += np.arange(len(documents) + 1, dtype="<i8").tobytes()
+    tokens = np.concatenate([np.zeros(0, kind), *(np.array(d, kind) for d in documents)]).astype(kind).tobytes()
     return {
-        "bin": np.array([t for d in documents for t in d], kind).tobytes(),
+        "bin": tokens,
         "idx": index,
-        "bytes": np.array([sum(t != EOS for t in d) for d in documents], "<i8").tobytes(),
+        "bytes": np.array([np.count_nonzero(d) for d in documents], "<i8").tobytes(),
+        "crc": np.array([zlib.crc32(tokens[i : i + 2**20]) for i in range(0, len(tokens), 2**20)], "<u4").tobytes(),
     }
 
 

@@ -130,3 +130,25 @@ def test_help_shows_an_example(command: Command, name: str) -> None:
 def test_help_costs_no_jax() -> None:
     script = "import sys; from marin_train import cli; assert 'jax' not in sys.modules and 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_data_says_what_a_run_takes_from_its_mixture(command: Command, config_file: Path) -> None:
+    done = command("data", config_file)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0].split()[:2] == ["component", "share"]
+    described = json.loads(command("data", config_file, "--steps", 3, "--json").out)
+    assert described["tokens"] == 3 * 4 * 16
+
+
+def test_data_says_which_steps_another_mixture_changes(
+    command: Command, config_file: Path, tmp_path: Path, tiny_config: Callable[..., TrainConfig]
+) -> None:
+    other = tmp_path / "other.json"
+    values = to_dict(tiny_config())
+    values["data"]["seed"] += 1
+    other.write_text(json.dumps(values))
+    done = command("data", config_file, "--diff", other)
+    assert done.out.splitlines()[0] == "12 of 12 steps differ, the first is step 0"
+    assert json.loads(command("data", config_file, "--diff", config_file, "--json").out)["ranges"] == []
+    refused = command("data", config_file, "--steps", 0)
+    assert (refused.code, "--steps 0: must be positive" in refused.err) == (2, True)

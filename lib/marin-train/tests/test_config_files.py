@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from marin_train.config_files import from_dict, load
-from marin_train.configs import TrainConfig, to_dict
+from marin_train.configs import Stage, TrainConfig, to_dict
 from marin_train.errors import ConfigError
 
 TOML = """
@@ -58,6 +58,22 @@ def test_overrides_reach_every_depth_in_order(file: Path) -> None:
     assert config.data.components[0].path == "a=b"
 
 
+def test_stages_are_read_from_toml_and_from_an_override(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(TOML + "[[data.stages]]\nstart = 5\nweights = { all = 2 }\n")
+    assert load(path).data.stages == (Stage(start=5, weights={"all": 2.0}),)
+    assert load(path, overrides=["data.stages.0.weights.all=3"]).data.stages[0].weights == {"all": 3.0}
+    written = tmp_path / "run.json"
+    written.write_text(json.dumps(to_dict(load(path))))
+    assert load(written) == load(path)
+
+
+def test_stages_that_do_not_follow_one_another_are_refused(file: Path) -> None:
+    two = json.dumps([{"start": start, "weights": {"all": 1}} for start in (5, 5)])
+    with pytest.raises(ConfigError, match="start=5 follows start=5; each stage begins after"):
+        load(file, overrides=[f"data.stages={two}"])
+
+
 REFUSED = {
     "model.hiden_dim=3": "model.hiden_dim is not a field of ModelConfig; did you mean 'hidden_dim'",
     "zzz=1": "zzz is not a field of TrainConfig; TrainConfig has model, data",
@@ -77,6 +93,17 @@ REFUSED = {
     "optimizer.beta2=1": "OptimizerConfig.beta2=1.0 must be at least 0 and below 1",
     "optimizer.weight_decay=-0.1": "OptimizerConfig.weight_decay=-0.1 must not be negative",
     "schedule.final_ratio=-1": "ScheduleConfig.final_ratio=-1.0 must not be negative",
+    'data.stages=[{"start": 1, "weights": 3}]': "data.stages.0.weights is 3, expected names and values",
+    'data.stages=[{"start": 1, "weights": {"all": true}}]': "data.stages.0.weights.all is True, expected float",
+    'data.stages=[{"start": 1, "weights": {"al": 1}}]': "the weights from step 1 on name 'al', which is no component",
+    'data.stages=[{"start": 0, "weights": {"all": 1}}]': "Stage.start=0 must be positive",
+    'data.stages=[{"start": 4, "weights": {"all": 0}}]': "from step 4 on has no weight above 0",
+    'data.stages=[{"start": 4, "weights": {"all": -1}}]': "Stage.weights['all']=-1.0 from step 4 on must be finite",
+    "data.components.0.weight=0": "DataConfig.components has no weight above 0",
+    "data.components.0.weight=Infinity": "Component.weight=inf of 'all' must be finite",
+    "data.components.0.max_epochs=0": "Component.max_epochs=0.0 must be positive",
+    "data.components.0.validation=-1": "Component.validation=-1 must not be negative",
+    "data.shuffle.window=0": "ShuffleConfig.window=0 must be positive",
     "data.components.0.weight=-1": "Component.weight=-1.0 must not be negative",
 }
 

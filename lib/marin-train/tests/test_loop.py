@@ -1,3 +1,5 @@
+import dataclasses
+import itertools
 import json
 import logging
 import os
@@ -10,10 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from marin_train.checkpoints import checkpoints
-from marin_train.configs import OptimizerConfig, TrainConfig, to_dict
+from marin_train.configs import Component, DataConfig, OptimizerConfig, PackingConfig, TrainConfig, to_dict
 from marin_train.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
 from marin_train.loop import train
 from marin_train.tracking import read_metrics
@@ -163,6 +166,37 @@ def test_sigterm_saves_and_the_same_call_goes_on(
     assert _saved(out)[0] == 6
     train(tiny_config(), out)
     assert _rows(out) == _rows(finished_run)
+
+
+@pytest.mark.usefixtures("compile_cache")
+def test_a_run_on_packed_documents_with_masks_resumes_bitwise(
+    tiny_config: MakeConfig, tmp_path: Path, write_store: Callable[..., Path]
+) -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 64, size=size).tolist() for size in rng.integers(1, 60, size=60)]
+    # Every third document counts nowhere, and of the others their second halves.
+    masks = [[number % 3 > 0 and 2 * i > len(d) for i in range(len(d))] for number, d in enumerate(documents)]
+    store = write_store(
+        tmp_path / "store",
+        [documents[:30], [], documents[30:]],
+        masks=[list(itertools.chain(*part)) for part in (masks[:30], [], masks[30:])],
+    )
+    data = DataConfig(
+        components=(Component(name="all", path=str(store)),),
+        seq_len=16,
+        packing=PackingConfig(kind="documents", reset_positions=True),
+    )
+    config = tiny_config(data=data, steps=8)
+    train(config, tmp_path / "whole")
+    with pytest.raises(InterruptedRunError, match="saved after step 4 of 8"):
+        train(config, tmp_path / "out", trackers=[AtStep(3, lambda: os.kill(os.getpid(), signal.SIGTERM))])
+    train(config, tmp_path / "out")
+    rows = _rows(tmp_path / "whole")
+    assert _rows(tmp_path / "out") == rows
+    assert len({row["loss"] for row in rows}) == 8
+    contiguous = dataclasses.replace(config, data=dataclasses.replace(data, packing=PackingConfig()))
+    with pytest.raises(CheckpointError, match="packing"):
+        train(contiguous, tmp_path / "out")
 
 
 def test_flipped_tokens_under_an_unchanged_manifest_are_noticed(

@@ -47,6 +47,17 @@ def random_batch(seed):
     return Batch(jnp.asarray(tokens, jnp.int32), jnp.asarray(rng.random((RUN.batch_size, RUN.data.seq_len)) < 0.7))
 
 
+def packed_batch(seed):
+    """Documents that stay apart, their positions from 0 each, some padding behind them."""
+    rng, batch = np.random.default_rng(seed), random_batch(seed)
+    segment_ids = np.sort(rng.integers(0, 4, size=batch.loss_mask.shape), axis=1)[:, ::-1].astype(np.int32)
+    places = np.arange(segment_ids.shape[1], dtype=np.int32)
+    begins = np.diff(segment_ids, axis=1, prepend=-1) != 0
+    positions = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    mask = batch.loss_mask & (segment_ids > 0)
+    return batch._replace(loss_mask=mask, segment_ids=jnp.asarray(segment_ids), positions=jnp.asarray(positions))
+
+
 def counting_batch(seed):
     """Each id is followed by the one five above it, a third of the time by any: no shift of the labels looks alike."""
     rng = np.random.default_rng(seed)
@@ -149,6 +160,23 @@ def test_a_step_updates_its_state_in_place():
     assert after == before
 
 
+def test_a_batch_without_a_counted_target_is_a_step_of_finite_numbers():
+    batch = random_batch(0)
+    state, rows = run([batch._replace(loss_mask=jnp.zeros_like(batch.loss_mask)), batch], policy=PLAIN)
+    assert (rows[0]["loss"], rows[0]["grad_norm"], rows[0]["num_tokens"]) == (0, 0, 0)
+    assert rows[1]["loss"] > 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+
+
+def test_segments_and_positions_reach_the_step():
+    batch = packed_batch(0)
+    variants = [batch, *(batch._replace(**{name: getattr(batch, name)[::-1]}) for name in ("segment_ids", "positions"))]
+    assert len({run([variant], policy=PLAIN)[1][0]["loss"] for variant in variants}) == 3
+
+
+MIXED_BATCHES = (random_batch, packed_batch, packed_batch)
+
+
 def losses_on(num_devices):
     """Losses and gradient norms of three steps in a process that sees so many devices."""
     code = textwrap.dedent(f"""
@@ -161,7 +189,7 @@ def losses_on(num_devices):
         assert len(jax.devices()) == {num_devices}
         config = dataclasses.replace(here.RUN, mesh=here.MeshConfig())
         policy = here.PLAIN
-        state, rows = here.run([here.random_batch(seed) for seed in range(3)], policy=policy, config=config)
+        state, rows = here.run([make(i) for i, make in enumerate(here.MIXED_BATCHES)], policy=policy, config=config)
         assert all(len(leaf.sharding.device_set) == {num_devices} for leaf in jax.tree.leaves(state))
         try:
             odd = dataclasses.replace(config, batch_size=7)
@@ -180,7 +208,7 @@ def losses_on(num_devices):
 
 def test_eight_devices_give_the_losses_of_one_though_masks_differ_between_them():
     eight, refused = losses_on(8)
-    one = run([random_batch(seed) for seed in range(3)], policy=PLAIN)[1]
+    one = run([make(seed) for seed, make in enumerate(MIXED_BATCHES)], policy=PLAIN)[1]
     for a, b in zip(eight, one, strict=True):
         assert a == pytest.approx(b, rel=1e-5)
     assert "TrainConfig.batch_size=7 must be a multiple of the mesh's 8" in refused

@@ -149,10 +149,16 @@ def test_numbers_are_told_one_a_line_and_the_last_line_is_the_place(tmp_path, ca
     assert captured.err.startswith("tokenize: 1 documents, 10 tokens, ")
     assert captured.out.splitlines()[-1] == out
     assert main(["inspect", out, "--verify", "--token", "9"]) == 0
-    told = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["token", "source", "a.jsonl"] in told
-    assert ["damage", "none"] in told
-    assert ["sample", '"two\\nlines"'] in told
+    told = capsys.readouterr().out.splitlines()
+    assert "source      a.jsonl" in told
+    assert "damage      none: every byte is as it was written" in told
+    assert told[told.index("source      a.jsonl") + 1 :][:2] == [
+        "            │ two",
+        "            │ lines⟦<|endoftext|>⟧",
+    ]
+    assert told[-1] == out
+    assert main(["inspect", out]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == ["            │ two", "            │ lines", out]
 
 
 @pytest.mark.parametrize("token", ["10", "-1"])

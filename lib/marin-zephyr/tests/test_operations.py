@@ -250,3 +250,10 @@ def test_counters_of_the_callers_functions_are_summed_over_shards(tmp_path):
     dataset = Dataset.from_rows([{"n": i} for i in range(10)], num_shards=3).map(note).write_jsonl(tmp_path / "out")
     with Session(backend="inline") as session:
         assert session.run(dataset).counters["seen"] == 10
+
+
+def test_rows_without_a_column_stay_as_many_as_they_are(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("{}\n{}\n")
+    dataset = Dataset.from_files(tmp_path / "empty.jsonl")
+    assert rows_of(dataset.filter(lambda row: True)) == [{}, {}]
+    assert rows_of(dataset.map(lambda row: {**row, "n": 1})) == [{"n": 1}, {"n": 1}]

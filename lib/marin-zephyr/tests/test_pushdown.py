@@ -134,6 +134,14 @@ def test_rows_rejects_and_counts_are_those_of_reading_everything(files, plan, ho
     check(dataset, how, base)
 
 
+def test_columns_of_rows_that_statistics_leave_out_are_known_to_later_operations(tmp_path):
+    both = pa.table({"n": pa.array([None], pa.int64()), "t": pa.array([None], pa.string())})
+    dataset = Dataset.from_files(put([b'{"n":null}\n', both], tmp_path / "raw"), shard_bytes=1)
+    dataset = dataset.filter(col("t") == "2").filter(col("t").cast(pl.Int64) > 1)
+    for how in ("rows", "count", "jsonl"):
+        check(dataset, how, tmp_path / how)
+
+
 @pytest.fixture
 def raw(tmp_path):
     texts = [b'{"n": 1, "t": "a", "u": 1}\n {"n":2.50,"t":"\\u00e9","u":"x"} \r\n', b'bad\n{"n":3}\n\n{"t":"b","n":4}']

@@ -114,12 +114,50 @@ def describe(config: Path, /, *, set_: Overrides = (), json: bool = False) -> No
     _print(description if json else to_text(description))
 
 
+def data(
+    config: Path,
+    /,
+    *,
+    steps: int | None = None,
+    diff: Path | None = None,
+    set_: Overrides = (),
+    json: bool = False,
+) -> None:
+    """Show what a run will take from each component of its mixture, or which of its steps another mixture changes.
+
+    Example: marin-train data nano.toml --diff nano-more-code.toml
+
+    Args:
+        config: the run's configuration, .json or .toml; its token stores are opened, no token is read.
+        steps: steps to look at, instead of the run's.
+        diff: another run's configuration, to compare the two mixtures step by step.
+        set_: override one field, by its dotted name; may be given again.
+        json: print the result as JSON.
+    """
+    from marin_train.config_files import load
+    from marin_train.data import description, differences
+    from marin_train.data.mixture import Mixture
+    from marin_train.errors import ConfigError
+
+    runs = [load(config, overrides=set_), *([load(diff)] if diff else [])]
+    num_steps = runs[0].steps if steps is None else steps
+    if num_steps < 1:
+        raise ConfigError(f"--steps {num_steps}: must be positive")
+    mixtures = [Mixture.open(run.data, batch_size=run.batch_size, vocab_size=run.model.vocab_size) for run in runs]
+    if diff:
+        difference = differences.diff(*mixtures, steps=num_steps)
+        _print(difference.to_dict() if json else differences.to_text(difference))
+    else:
+        described = description.describe(mixtures[0], num_steps)
+        _print(described.to_dict() if json else description.to_text(described))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command's entry point; exits with the codes of the module's docstring."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     # Progress is ours to tell; what the libraries below have to say is not, unless it warns.
     logging.getLogger("marin_train").setLevel(logging.INFO)
-    commands = {"run": run, "eval": evaluate, "generate": generate, "describe": describe}
+    commands = {"run": run, "eval": evaluate, "generate": generate, "describe": describe, "data": data}
     description = "Train, evaluate and sample language models. Exit codes: 0 done, 1 failed, 2 bad input, 3 refused."
     try:
         tyro.extras.subcommand_cli_from_dict(

@@ -96,6 +96,10 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} is {value!r}, expected a list")
         return tuple(_convert(arguments[0], item, f"{where}.{i}") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is {value!r}, expected names and values")
+        return {name: _convert(arguments[1], item, _join(where, name)) for name, item in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):

@@ -105,6 +105,8 @@ class Component:
     def __post_init__(self) -> None:
         _not_negative(self, "weight")
         _not_negative(self, "validation")
+        if self.weight == math.inf:
+            raise ConfigError(f"Component.weight={self.weight} of {self.name!r} must be finite")
         if self.max_epochs is not None:
             _positive(self, "max_epochs")
 
@@ -118,6 +120,15 @@ class Stage:
 
     def __post_init__(self) -> None:
         _positive(self, "start")
+        for name, weight in self.weights.items():
+            if not 0 <= weight < math.inf:
+                raise ConfigError(
+                    f"Stage.weights[{name!r}]={weight} from step {self.start} on must be finite and not negative"
+                )
+        if not any(self.weights.values()):
+            raise ConfigError(
+                f"Stage.weights from step {self.start} on has no weight above 0; there would be nothing to train on"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +161,10 @@ class PackingConfig:
 
     kind: Literal["contiguous", "documents"] = "contiguous"
     overlong: Literal["split", "left", "right", "drop"] = "split"
-    """Under ``documents``: what becomes of one longer than a sequence."""
+    """Under ``documents``: what becomes of one longer than a sequence.
+
+    It is split, every prediction kept; or cut, ``left`` keeping its beginning and ``right`` its end; or dropped.
+    """
     reset_positions: bool = False
     """Whether positions begin anew with each document."""
 
@@ -189,6 +203,21 @@ class DataConfig:
             raise ConfigError("DataConfig.components is empty; name at least one token store")
         if len(set(names)) != len(names):
             raise ConfigError(f"DataConfig.components has a name twice: {sorted(names)}")
+        if not any(c.weight for c in self.components):
+            raise ConfigError(
+                "DataConfig.components has no weight above 0; the first step would have nothing to train on"
+            )
+        for before, stage in zip((None, *self.stages), self.stages, strict=False):
+            if before is not None and stage.start <= before.start:
+                raise ConfigError(
+                    f"DataConfig.stages: start={stage.start} follows start={before.start}; each stage begins after the "
+                    f"one before it"
+                )
+            if unknown := sorted(stage.weights.keys() - set(names)):
+                raise ConfigError(
+                    f"DataConfig.stages: the weights from step {stage.start} on name {unknown[0]!r}, which is no "
+                    f"component; components are {', '.join(names)}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 MarinTrainError
 ├── ConfigError          a configuration that cannot be run (exit 2)
+│   └── ExhaustedError   more data are asked for than epoch limits leave (exit 2)
 ├── ParameterError       a model and its parameter table disagree (a programming error)
 ├── TokenStoreError      a token store that is absent, damaged, or of another tokenizer (exit 2)
 ├── CheckpointError      a checkpoint that is absent, damaged, or of another run (exit 3)
@@ -20,6 +21,10 @@ class ConfigError(MarinTrainError, ValueError):
     """A configuration that cannot be run."""
 
     exit_code = 2
+
+
+class ExhaustedError(ConfigError, IndexError):
+    """A step for which the epoch limits of a mixture's components leave no data."""
 
 
 class ParameterError(MarinTrainError):

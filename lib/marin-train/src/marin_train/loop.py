@@ -28,7 +28,7 @@ from marin_train.checkpoints import CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.loader import Prefetch
 from marin_train.data.mixture import Mixture, digest_batch
-from marin_train.errors import DivergedError, InterruptedRunError
+from marin_train.errors import DivergedError, ExhaustedError, InterruptedRunError
 from marin_train.run_record import SUMMARY, RunRecord, open_record, summarise, write_json
 from marin_train.tracking import JsonlTracker, Tracker, read_metrics
 
@@ -71,6 +71,7 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
 
     Raises:
         ConfigError: the configuration cannot be run, or the directory not be written.
+        ExhaustedError: the epoch limits of the mixture's components leave less data than the run needs.
         TokenStoreError: a token store is absent, damaged, or does not fit the model.
         CheckpointError: the directory belongs to another run, or its data have changed.
         DivergedError: the loss became infinite or NaN.
@@ -81,7 +82,9 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
     from marin_train.train_step import init_state, make_train_step, state_template
 
     out = Path(out_dir)
-    mixture = Mixture.open(config.data, batch_size=config.batch_size, vocab_size=config.model.vocab_size)
+    mixture = Mixture.open(
+        config.data, batch_size=config.batch_size, vocab_size=config.model.vocab_size, steps=config.steps
+    )
     mesh = make_mesh(config.mesh)
     check_batch_size(mesh, config.batch_size)
     record = open_record(out, config, stores=mixture.manifests)
@@ -104,7 +107,7 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
         report = _Report(config, record, metrics, trackers, step=step)
         train_step = make_train_step(config, policy=Policy.from_dict(record.policy), mesh=mesh)
-        batches = stack.enter_context(Prefetch(_on_device(mixture, mesh), start=step, stop=config.steps))
+        batches = stack.enter_context(_prefetch(mixture, mesh, start=step, stop=config.steps))
         _run(config, state, train_step, start=step, batches=batches, writer=writer, report=report)
         rows = read_metrics(out / "metrics.jsonl")
         tokens_unique = mixture.num_unique_tokens(config.steps)
@@ -146,6 +149,13 @@ def _run(
     writer.wait()
 
 
+def _prefetch(mixture: Mixture, mesh: "Mesh", *, start: int, stop: int) -> Prefetch["Batch"]:
+    """Batches ahead of the step: two from a disk, where one thread suffices, more where a network is waited for."""
+    remote = any(store.is_remote for store in mixture.stores.values())
+    depth, num_threads = (8, 4) if remote else (2, 1)
+    return Prefetch(_on_device(mixture, mesh), start=start, stop=stop, depth=depth, num_threads=num_threads)
+
+
 def _on_device(mixture: Mixture, mesh: "Mesh") -> Callable[[int], "Batch"]:
     """``batch(step)`` placed on the mesh; called in the background, so that no step waits for a transfer."""
     import jax
@@ -156,10 +166,8 @@ def _on_device(mixture: Mixture, mesh: "Mesh") -> Callable[[int], "Batch"]:
     where = sharding(mesh, ("batch", "seq"))
 
     def batch(step: int) -> Batch:
-        sequences = mixture.batch(step)
-        return Batch(
-            tokens=jax.device_put(sequences.tokens, where), loss_mask=jax.device_put(sequences.loss_mask, where)
-        )
+        # All of a batch's arrays lie alike; those that a packing has no need of are None, which is no array.
+        return Batch(**jax.device_put(mixture.batch(step)._asdict(), where))
 
     return batch
 
@@ -271,11 +279,17 @@ def _stop_signals() -> Generator[threading.Event]:
 
 
 def _facts(config: TrainConfig, record: RunRecord, mixture: Mixture) -> RunFacts:
+    def batch_digest(step: int) -> str:
+        try:
+            return digest_batch(mixture.batch(step))
+        except ExhaustedError:
+            return ""  # a run may use up all its data; nothing follows its last step
+
     return RunFacts(
         config=config,
         policy=record.policy,
         tokenizer_file=mixture.tokenizer_file,
         special_ids=mixture.special_ids,
         stores=mixture.manifests,
-        batch_digest=lambda step: digest_batch(mixture.batch(step)),
+        batch_digest=batch_digest,
     )

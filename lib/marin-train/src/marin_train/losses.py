@@ -38,10 +38,14 @@ class Batch(NamedTuple):
     Args:
         tokens: each sequence with the token after it.
         loss_mask: whether the prediction counts.
+        segment_ids: tokens attend only within equal ids; by default to all before them.
+        positions: the tokens' positions; by default their indices.
     """
 
     tokens: Int[Array, "batch seq+1"]
     loss_mask: Bool[Array, "batch seq"]
+    segment_ids: Int[Array, "batch seq"] | None = None
+    positions: Int[Array, "batch seq"] | None = None
 
 
 class BatchLoss(NamedTuple):
@@ -60,9 +64,7 @@ class BatchLoss(NamedTuple):
 
 def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq"]:
     """The cross-entropy of every prediction in nats, masked or not."""
-    family = models.family(config)
-    hidden = family.forward(model, batch.tokens[:, :-1], config=config, policy=policy)
-    head = family.head(model)
+    hidden, head = _hidden(model, batch, config=config, policy=policy), models.family(config).head(model)
 
     def block(_: None, xs: _Block) -> tuple[None, Array]:
         return None, _nll_and_lse(_logits(xs.hidden, head, operands=policy.operands), xs.targets)[0]
@@ -73,11 +75,9 @@ def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Polic
 
 def batch_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy, z_loss: float = 0.0) -> BatchLoss:
     """The loss of the global batch: a sum over unmasked tokens by their number. All masked, it is 0."""
-    family = models.family(config)
-    hidden = family.forward(model, batch.tokens[:, :-1], config=config, policy=policy)
     objective, cross_entropy = summed_cross_entropy(
-        hidden,
-        family.head(model),
+        _hidden(model, batch, config=config, policy=policy),
+        models.family(config).head(model),
         targets=batch.tokens[:, 1:],
         mask=batch.loss_mask,
         z_loss=z_loss,
@@ -86,6 +86,17 @@ def batch_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy,
     num_tokens = jnp.sum(batch.loss_mask, dtype=jnp.int32)
     scale = 1.0 / jnp.maximum(num_tokens, 1).astype(jnp.float32)
     return BatchLoss(objective * scale, cross_entropy * scale, num_tokens)
+
+
+def _hidden(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq embed"]:
+    return models.family(config).forward(
+        model,
+        batch.tokens[:, :-1],
+        config=config,
+        policy=policy,
+        positions=batch.positions,
+        segment_ids=batch.segment_ids,
+    )
 
 
 def summed_cross_entropy(

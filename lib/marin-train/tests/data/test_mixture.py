@@ -1,88 +1,20 @@
 import dataclasses
 import itertools
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marin_train.configs import Component, DataConfig
-from marin_train.data.mixture import Interleave, Mixture, digest_batch
-from marin_train.errors import ConfigError, TokenStoreError
-
-WEIGHTS = st.lists(st.floats(1e-9, 1e9, allow_nan=False) | st.integers(1, 5).map(float), min_size=1, max_size=12).map(
-    lambda values: {f"c{i}": weight for i, weight in enumerate(values)}
-)
-
-
-@given(weights=WEIGHTS, start=st.integers(0, 10**15), length=st.integers(0, 60))
-def test_each_draw_is_the_next_of_its_component(weights: dict[str, float], start: int, length: int) -> None:
-    interleave = Interleave(weights)
-    draws = interleave.draws(start, start + length)
-    counts = interleave.counts(start)
-    for component, ordinal in zip(draws.component, draws.ordinal, strict=True):
-        assert ordinal == counts[component]
-        counts[component] += 1
-    assert np.array_equal(counts, interleave.counts(start + length))
-
-
-@given(weights=WEIGHTS, prefix=st.integers(0, 10**15))
-def test_every_prefix_holds_exact_proportions(weights: dict[str, float], prefix: int) -> None:
-    counts = Interleave(weights).counts(prefix)
-    exact = {name: Fraction(str(weight)) for name, weight in weights.items()}
-    bound = (1 + sum(Fraction(1, k) for k in range(1, len(weights)))) / 2
-    assert counts.sum() == prefix
-    for count, weight in zip(counts.tolist(), exact.values(), strict=True):
-        assert abs(count - prefix * weight / sum(exact.values())) <= bound
-
-
-@given(weights=WEIGHTS, start=st.integers(0, 10**6), cuts=st.lists(st.integers(0, 50), max_size=5))
-def test_draws_do_not_depend_on_how_they_are_asked_for(weights: dict[str, float], start: int, cuts: list[int]) -> None:
-    interleave = Interleave(weights)
-    whole = interleave.draws(start, start + 50)
-    bounds = [0, *sorted(cuts), 50]
-    for a, b in reversed(list(itertools.pairwise(bounds))):
-        piece = interleave.draws(start + a, start + b)
-        assert np.array_equal(piece.component, whole.component[a:b])
-        assert np.array_equal(piece.ordinal, whole.ordinal[a:b])
-
-
-def test_a_tiny_weight_gets_its_turn() -> None:
-    interleave = Interleave({"web": 1.0, "rare": 1e-12})
-    assert interleave.counts(10**12)[1] in (0, 1)
-    assert interleave.counts(10**13)[1] in (9, 10, 11)
-
-
-def test_weights_are_read_as_the_decimals_that_were_written() -> None:
-    counts = Interleave({"a": 0.1, "b": 0.2, "c": 0.7}).counts(10**18)
-    assert counts.tolist() == [10**17, 2 * 10**17, 7 * 10**17]
-
-
-@pytest.mark.parametrize("weight", [float("inf"), float("nan"), 0.0, -1.0])
-def test_a_weight_that_is_not_positive_and_finite_is_refused(weight: float) -> None:
-    with pytest.raises(ConfigError, match="'b'"):
-        Interleave({"a": 1.0, "b": weight})
-
+from marin_train.configs import Component, ShuffleConfig, SimulatedEpoching, Stage
+from marin_train.data.mixture import Mixture, digest_batch
+from marin_train.data.packing import ContiguousPacking, Sequences
+from marin_train.errors import ConfigError, ExhaustedError, TokenStoreError
 
 Open = Callable[..., Mixture]
-
-
-@pytest.fixture
-def mixture(tmp_path: Path, write_store: Callable[..., Path]) -> Open:
-    """Opens a mixture of three stores of 20, 7 and 13 sequences whose tokens number their place in their store."""
-    for i, (name, size) in enumerate({"a": 20, "b": 7, "c": 13}.items()):
-        tokens = (1000 * i + np.arange(size * 4 + 1)).tolist()
-        write_store(tmp_path / name, [[tokens[:30], tokens[30:]]], vocab_size=5000)
-
-    def make(names: str = "abc", *, batch_size: int = 5, seed: int = 0, **weights: float) -> Mixture:
-        components = tuple(Component(name=n, path=str(tmp_path / n), weight=weights.get(n, 1.0)) for n in names)
-        config = DataConfig(components=components, seq_len=4, seed=seed)
-        return Mixture.open(config, batch_size=batch_size, vocab_size=5000)
-
-    return make
 
 
 def _sequences(mixture: Mixture, name: str, num_steps: int) -> list[int]:
@@ -138,6 +70,178 @@ def test_the_seed_changes_the_order_and_the_digest(mixture: Open) -> None:
     a, b = mixture(seed=0), mixture(seed=1)
     assert a.digest != b.digest
     assert _sequences(a, "a", 10) != _sequences(b, "a", 10)
+
+
+def test_the_draws_of_a_step_are_its_rows(mixture: Open) -> None:
+    opened = mixture()
+    rows = opened.rows(3)
+    firsts = opened.batch(3).tokens[:, 0]
+    assert firsts.tolist() == [1000 * c + 4 * n for c, n in zip(*rows, strict=True)]
+
+
+@given(cuts=st.lists(st.integers(0, 8), max_size=7), step=st.integers(0, 10**6))
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_hosts_that_read_their_rows_have_the_batch_together(mixture: Open, cuts: list[int], step: int) -> None:
+    opened = mixture(batch_size=8)
+    whole = opened.batch(step)
+    bounds = [0, *sorted(cuts), 8]
+    hosts = [mixture(batch_size=8).batch(step, rows=slice(a, b)) for a, b in itertools.pairwise(bounds)]
+    assert np.array_equal(np.concatenate([h.tokens for h in hosts]), whole.tokens)
+    assert np.array_equal(np.concatenate([h.loss_mask for h in hosts]), whole.loss_mask)
+
+
+def test_a_host_reads_no_rows_but_its_own(mixture: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, asked = mixture(batch_size=8), []
+    read = ContiguousPacking.read
+    monkeypatch.setattr(ContiguousPacking, "read", lambda self, numbers: asked.extend(numbers) or read(self, numbers))
+    opened.batch(5, rows=slice(2, 4))
+    assert sorted(asked) == sorted(opened.rows(5).number[2:4].tolist())
+
+
+def test_a_step_before_the_first_is_refused(mixture: Open) -> None:
+    with pytest.raises(IndexError, match="step -1 is negative"):
+        mixture().batch(-1)
+
+
+STAGES = (Stage(start=3, weights={"a": 1.0, "c": 2.0}), Stage(start=7, weights={"b": 1.0}))
+
+
+def test_weights_change_at_the_very_step_that_a_stage_names(mixture: Open) -> None:
+    staged = mixture(stages=STAGES)
+    seen = [set(staged.rows(step).component.tolist()) for step in range(9)]
+    assert seen[2] == {0, 1, 2}
+    assert all(s == {0, 2} for s in seen[3:7])
+    assert all(s == {1} for s in seen[7:])
+
+
+def test_a_stage_moves_draws_in_time_and_never_reorders_them(mixture: Open) -> None:
+    plain, staged = mixture(), mixture(stages=STAGES)
+    for name in "abc":
+        a, b = _sequences(plain, name, 30), _sequences(staged, name, 30)
+        shorter = min(len(a), len(b))
+        assert shorter > 8
+        assert a[:shorter] == b[:shorter]
+
+
+def test_staged_batches_in_any_order_are_the_batches_in_order(mixture: Open) -> None:
+    options: dict[str, Any] = {"stages": STAGES, "of": {"b": {"max_epochs": 5.0}}, "a": 0.1}
+    steps = (mixture(**options).interleave.end or 0) // 5
+    forward = mixture(**options)
+    digests = [digest_batch(forward.batch(step)) for step in range(steps)]
+    assert 9 < steps < 20
+    backward = mixture(**options)
+    assert [digest_batch(backward.batch(step)) for step in reversed(range(steps))] == digests[::-1]
+
+
+def test_a_component_is_drawn_no_oftener_than_its_epoch_limit(mixture: Open) -> None:
+    drawn = _sequences(mixture(of={"b": {"max_epochs": 1.5}}), "b", 40)
+    # One and a half times seven, rounded down.
+    assert len(drawn) == 10
+    assert sorted(drawn[:7]) == list(range(7))
+    assert drawn == _sequences(mixture(), "b", 40)[:10]
+
+
+def test_a_run_that_needs_more_than_there_is_is_refused_before_it_begins(mixture: Open) -> None:
+    limits = {"a": {"max_epochs": 1.0}, "b": {"max_epochs": 2.0}}
+    assert mixture("ab", of=limits, steps=6).interleave.end == 34
+    message = r"7 steps ask for 140 tokens, .* 6 steps and 136 tokens: 'a' has 80 tokens, max_epochs=1, 'b' has 28 .*=2"
+    with pytest.raises(ExhaustedError, match=message):
+        mixture("ab", of=limits, steps=7)
+    with pytest.raises(ConfigError):
+        mixture("ab", of=limits).batch(6)
+
+
+def test_an_epoch_limit_below_one_sequence_is_refused(mixture: Open) -> None:
+    with pytest.raises(ConfigError, match=r"max_epochs=0.1 of 'b' is less than one of its 7 sequences"):
+        mixture(of={"b": {"max_epochs": 0.1}})
+
+
+def test_simulated_epoching_repeats_a_part_as_often_as_the_target_would(mixture: Open) -> None:
+    cut = SimulatedEpoching(experiment_tokens=3, target_tokens=10)
+    small = mixture(simulated_epoching=cut)
+    assert [pool.size for pool in small.pools] == [6, 2, 3]
+    drawn = _sequences(small, "a", 20)
+    assert len(set(drawn)) == 6
+    assert all(sorted(drawn[i : i + 6]) == sorted(set(drawn)) for i in range(0, 18, 6))
+    assert small.num_unique_tokens(1000) == (6 + 2 + 3) * 4
+
+
+def test_simulated_epoching_that_leaves_nothing_is_refused(mixture: Open) -> None:
+    with pytest.raises(ConfigError, match=r"nothing of component 'b': 7 sequences x experiment_tokens=1 / target"):
+        mixture(simulated_epoching=SimulatedEpoching(experiment_tokens=1, target_tokens=10))
+
+
+def test_what_is_held_out_is_never_trained_on(mixture: Open) -> None:
+    opened = mixture(of={"a": {"validation": 6}})
+    held_out = opened.validation("a")
+    numbers = [row[0] // 4 for i in range(3) for row in held_out.batch(i, 2).tokens.tolist()]
+    assert held_out.num_sequences == len(set(numbers)) == 6
+    assert set(_sequences(opened, "a", 30)) == set(range(20)) - set(numbers)
+
+
+def test_what_is_held_out_depends_on_the_name_alone(mixture: Open) -> None:
+    some = {"a": {"validation": 6}}
+    cut = SimulatedEpoching(experiment_tokens=1, target_tokens=2)
+    others = (mixture("ab", of=some, seed=5, a=9.0), mixture("a", of=some, simulated_epoching=cut, batch_size=2))
+    first = digest_batch(mixture(of=some).validation("a").batch(0, 6))
+    assert all(digest_batch(other.validation("a").batch(0, 6)) == first for other in others)
+
+
+def test_the_last_batch_held_out_is_short_and_none_follows(mixture: Open) -> None:
+    held_out = mixture(of={"a": {"validation": 5}}).validation("a")
+    assert [len(held_out.batch(i, 2).tokens) for i in range(3)] == [2, 2, 1]
+    with pytest.raises(IndexError, match="batch 3 of 5 sequences"):
+        held_out.batch(3, 2)
+    with pytest.raises(ConfigError, match="no component 'z'; it has a, b, c"):
+        mixture().validation("z")
+
+
+def test_holding_out_everything_is_refused(mixture: Open) -> None:
+    with pytest.raises(ConfigError, match=r"validation=7 of 'b' leaves nothing .* holds 7 sequences"):
+        mixture(of={"b": {"validation": 7}})
+
+
+def test_a_block_shuffle_has_the_same_sequences_in_another_order(mixture: Open) -> None:
+    plain, blocks = mixture("a"), mixture("a", shuffle=ShuffleConfig(block=3, window=2))
+    a, b = _sequences(plain, "a", 8), _sequences(blocks, "a", 8)
+    assert a != b
+    for epoch in (slice(0, 20), slice(20, 40)):
+        assert sorted(a[epoch]) == sorted(b[epoch]) == list(range(20))
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "weight": {"a": 2.0},
+    "seed": {"seed": 1},
+    "stages": {"stages": STAGES},
+    "shuffle": {"shuffle": ShuffleConfig(block=2)},
+    "simulated": {"simulated_epoching": SimulatedEpoching(experiment_tokens=1, target_tokens=2)},
+    "held out": {"of": {"a": {"validation": 1}}},
+    "limit": {"of": {"a": {"max_epochs": 3.0}}},
+    "batch": {"batch_size": 4},
+    "components": {"names": "ab"},
+}
+
+
+def test_the_digest_names_all_that_decides_the_order(mixture: Open) -> None:
+    digests = [mixture(**change).digest for change in ({}, *CHANGES.values())]
+    assert len(set(digests)) == len(digests)
+    assert mixture().digest == digests[0]
+
+
+def test_segments_and_positions_of_all_components_are_joined(mixture: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = ContiguousPacking.read
+
+    def marked(self: ContiguousPacking, numbers: np.ndarray) -> Sequences:
+        sequences = read(self, numbers)
+        ids = sequences.tokens[:, 1:]
+        return Sequences(sequences.tokens, sequences.loss_mask, ids + 1, ids + 2)
+
+    monkeypatch.setattr(ContiguousPacking, "read", marked)
+    batch = mixture().batch(0)
+    assert batch.segment_ids is not None
+    assert batch.positions is not None
+    assert np.array_equal(batch.segment_ids, batch.tokens[:, 1:] + 1)
+    assert np.array_equal(batch.positions, batch.tokens[:, 1:] + 2)
 
 
 def test_unique_tokens_count_repeats_once(mixture: Open) -> None:

@@ -39,13 +39,13 @@ from marin_zephyr.scripts import load
 from marin_zephyr.session import Session
 
 _ROW_COUNTERS = ("rows_in", "rows_out", "filtered", "rejected", "consumed", "produced")
-_SHOWN_CHARACTERS = 300
 _SHOWN_FRAMES = 5
 _PACKAGE = os.path.dirname(__file__)  # noqa: PTH120  compared with the file names of frames
 
 Positionals = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
 Script = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCRIPT.py[:NAME]")]
 Directory = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+Store = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
 Format = Literal["jsonl", "json", "parquet", "arrow", "warc", "csv", "text"]
 
 
@@ -337,6 +337,11 @@ def tokenize(
     tokenizer: str,
     out: str,
     text_field: str = "text",
+    chat: bool = False,
+    chat_template: str | None = None,
+    messages_field: str | None = None,
+    prompt_field: str | None = None,
+    completion_field: str | None = None,
     workers: int = 2,
     engine: Literal["auto", "tokenizers", "gigatoken"] = "auto",
     json: bool = False,
@@ -350,12 +355,26 @@ def tokenize(
         tokenizer: a tokenizer.json, or `bytes`.
         out: the store to write.
         text_field: the column that holds the text.
+        chat: rows are conversations; what the assistant says counts in the loss.
+        chat_template: for conversations: a Jinja file, or `chatml`; by default the tokenizer's own.
+        messages_field: for conversations: the column of messages; by default `messages`.
+        prompt_field: rows are prompts with completions, of which the completion counts in the loss: the column.
+        completion_field: likewise.
         workers: cores.
         engine: `auto` takes gigatoken (extra `fast`) where it gives the ids of tokenizers; the ids are the same.
         json: print the report as JSON.
     """
-    from marin_zephyr.tokens import tokenize
+    from marin_zephyr.tokens import ChatFormat, CompletionFormat, tokenize
 
+    is_chat = chat or chat_template is not None or messages_field is not None
+    is_completion = prompt_field is not None or completion_field is not None
+    if is_chat and is_completion:
+        raise UsageError("rows are conversations or prompts with completions: name the fields of one of them")
+    supervised: ChatFormat | CompletionFormat | None = None
+    if is_chat:
+        supervised = ChatFormat(template=chat_template, messages_field=messages_field or "messages")
+    elif is_completion:
+        supervised = CompletionFormat(prompt_field or "prompt", completion_field or "completion")
     report = tokenize(
         list(inputs),
         out,
@@ -363,42 +382,35 @@ def tokenize(
         workers=workers,
         text_field=text_field,
         engine=engine,
+        supervised=supervised,
         progress=_progress(),
     )
     return _finish(report, out, json=json)
 
 
-def inspect(store: Directory, /, *, verify: bool = False, token: int | None = None, json: bool = False) -> int:
-    """Shows a token store: counts and a sample. Exit code 1 if --verify finds damage.
+def inspect(store: Store, /, *, verify: bool = False, token: int | None = None, json: bool = False) -> int:
+    """Shows a token store: counts, where it came from, and a sample. Exit code 1 if --verify finds damage.
 
-    Example: zephyr inspect tokens/ --verify
+    Example: zephyr inspect s3://bucket/tokens --verify
 
     Args:
-        store: the token store.
-        verify: read every byte and check it against the store's checksums.
-        token: show where this token of the store is: its part, its document and the file that came from.
+        store: a token store: its directory, or a URL.
+        verify: read every byte, check it against the store's checksums, and the index and ids for sense.
+        token: show where this token of the store is: its part, its document, the file that came from, the text around.
         json: print as JSON.
     """
     from marin_zephyr.tokens import TokenStore
+    from marin_zephyr.tokens.inspection import describe, tell
 
     opened = TokenStore.open(store)
-    facts: dict[str, Any] = {
-        "num_documents": opened.num_documents,
-        "num_tokens": opened.num_tokens,
-        "num_bytes": opened.num_bytes,
-    }
-    sample = 0
-    if token is not None:
-        if not 0 <= token < opened.num_tokens:
-            raise UsageError(f"{store}: there is no token {token}; they are numbered from 0 to {opened.num_tokens - 1}")
-        place = opened.locate(token)
-        facts["token"] = place._asdict()
-        sample = place.document
-    if opened.num_documents:
-        facts["sample"] = opened.text(sample)[:_SHOWN_CHARACTERS]
+    facts = describe(opened, token=token)
     if verify:
-        facts["damage"] = [str(d) for d in opened.verify()]
-    _finish(facts, store, json=json)
+        facts["damage"] = [str(d) for d in opened.verify(progress=_progress())]
+    if json:
+        _print_json(facts)
+    else:
+        print(tell(facts))
+        print(store)
     return 1 if facts.get("damage") else 0
 
 

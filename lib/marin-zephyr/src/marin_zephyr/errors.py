@@ -5,12 +5,14 @@
     ZephyrError                     exit 1
     ├── UsageError                  exit 2   a wrong argument or plan
     │   ├── MissingExtraError                an extra of the wheel is not installed: the install line
-    │   └── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    │   ├── TokenizerError                   a tokenizer that cannot be read or lacks a special token
+    │   └── ChatTemplateError                a chat template that is missing or malformed: on which line
     ├── TokenStoreError             exit 2   a token store that is absent, damaged or of other inputs
     ├── InputError                  exit 2   inputs that are missing, empty or of no known format
     │   ├── BadRecordError                   one record cannot be read: file, line, byte offset, reason
     │   ├── TooManyBadRecordsError           more records were refused than max_bad allows: how many, of which kinds
-    │   └── TruncatedFileError               a compressed file ends before its end
+    │   ├── TruncatedFileError               a compressed file ends before its end
+    │   └── TextTooLongError                 a text that its tokenizer can only encode whole: its size, and from where
     ├── SchemaError                 exit 2   one column holds two types, or no row has the column
     ├── OutputError                 exit 2   the output directory is not ours, not writable, or out of space
     │   └── OutputBusyError         exit 3   another run is writing it
@@ -49,6 +51,10 @@ class TokenizerError(UsageError):
     """A tokenizer that does not exist, cannot be read, or lacks the special token that is asked of it."""
 
 
+class ChatTemplateError(UsageError):
+    """A chat template that does not exist or is no Jinja. The message holds its line."""
+
+
 class TokenStoreError(ZephyrError):
     """A directory that is no token store, or whose files are not those that its manifest describes."""
 
@@ -71,6 +77,10 @@ class TooManyBadRecordsError(InputError):
 
 class TruncatedFileError(InputError):
     """A compressed file ends before its own end mark: rows are missing."""
+
+
+class TextTooLongError(InputError):
+    """A text so long that it must be encoded in stretches, and whose tokenizer allows none. The message holds sizes."""
 
 
 class SchemaError(ZephyrError):

@@ -65,6 +65,7 @@ def rows_of(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
     names = frame.columns
     if not names:
         yield from ({} for _ in range(frame.height))
+        return
     for part in frame.iter_slices(_DECODED_ROWS):
         yield from map(dict, map(zip, repeat(names), part.rows()))
 

@@ -84,7 +84,7 @@ def tokenizer(request: pytest.FixtureRequest, trained: Tokenizer) -> Tokenizer:
     return trained if request.param == "trained" else byte_tokenizer()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def digests() -> Callable[[Path], dict[str, str]]:
     """The sha256 of every file below a directory, by its relative name."""
 

@@ -1,18 +1,38 @@
 """Tokenizing: the same store for any number of workers and after any kill; bad input leaves no store."""
 
+import base64
+import contextlib
+import gzip
+import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from marin_zephyr.durability import sole_writer
-from marin_zephyr.errors import InputError, OutputBusyError, OutputError, TokenizerError, TokenStoreError, UsageError
-from marin_zephyr.tokens import Tokenizer, TokenStore, tokenize
+from marin_zephyr.errors import (
+    BadRecordError,
+    InputError,
+    OutputBusyError,
+    OutputError,
+    TokenizerError,
+    TokenStoreError,
+    TooManyBadRecordsError,
+    UsageError,
+)
+from marin_zephyr.tokens import Tokenizer, TokenStore, encoding, resumption, tokenize
+from marin_zephyr.tokens.batches import Encoded, Rows
+from marin_zephyr.tokens.texts import TextEncoder
 
 _PART_TOKENS = 4000
 
@@ -133,7 +153,9 @@ def killing(*arguments, **options):
     return result
 
 setattr(resumption, function, killing)
-tokenize(source, out, tokenizer=load_tokenizer(tokenizer), part_tokens=4000, work_dir=work or None)
+policy = "quarantine" if source.endswith("dirty") else "raise"
+tokenizer = load_tokenizer(tokenizer)
+tokenize(source, out, tokenizer=tokenizer, part_tokens=4000, on_error=policy, work_dir=work or None)
 """
 
 
@@ -234,6 +256,186 @@ def test_repeating_a_finished_call_touches_nothing(source: Path, tmp_path: Path,
         first.num_tokens,
         first.num_empty,
     )
+
+
+# ----------------------------------------------------------------------------------------------------------- rejects
+
+
+@pytest.fixture(scope="module")
+def dirty(tmp_path_factory, corpus: list[str]) -> Path:
+    """Compressed files with records that cannot be taken at their beginnings, within them and at their ends."""
+    directory = tmp_path_factory.mktemp("inputs") / "dirty"
+    directory.mkdir()
+    bad = [b'{"text": 1}', b"{", b'{"text": "\\ud800"}', b'{"text": "\xff"}']
+    for name, texts in (("a", corpus[:14]), ("b", corpus[14:27]), ("c", corpus[27:])):
+        lines = [bad[0], *(json.dumps({"text": text}).encode() for text in ["", *texts]), bad[1]]
+        lines[4:4] = bad
+        (directory / f"{name}.jsonl.gz").write_bytes(gzip.compress(b"\n".join(lines), mtime=0))
+    (directory / "d.jsonl").write_bytes(b"\n".join(bad))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def quarantined(tmp_path_factory, dirty: Path, trained: Tokenizer) -> Path:
+    """The store of ``dirty``, made without a kill."""
+    out = tmp_path_factory.mktemp("quarantined") / "out"
+    run(dirty, out, trained, on_error="quarantine", workers=2)
+    return out
+
+
+def test_refused_records_are_counted_and_kept_with_their_place(quarantined: Path, dirty: Path, trained: Tokenizer):
+    report = run(dirty, quarantined, trained, on_error="quarantine")
+    assert (report.num_documents, report.num_empty, report.num_rejected) == (40, 3, 22)
+    assert report.rejected == {
+        "'text' is int, not a string": 7,
+        "not JSON": 7,
+        "lone surrogate, which is no text in UTF-8": 4,
+        "not UTF-8": 4,
+    }
+    files = {path.name: path.read_text().splitlines() for path in sorted((quarantined / "rejects").iterdir())}
+    assert {name: len(lines) for name, lines in files.items()} == {
+        **{f"input-{number:05d}.jsonl": 6 for number in range(3)},
+        "input-00003.jsonl": 4,
+    }
+    first = json.loads(files["input-00001.jsonl"][1])
+    line = gzip.decompress((dirty / "b.jsonl.gz").read_bytes()).splitlines(keepends=True)[:5]
+    assert (first["file"], first["line"], first["offset"]) == ("b.jsonl.gz", 5, sum(map(len, line[:4])))
+    assert base64.b64decode(first["raw"]) == line[4].rstrip()
+    lineage = TokenStore.open(quarantined).manifest.lineage["rejects"]
+    assert (lineage["on_error"], lineage["num_rows"]) == ("quarantine", 65)
+    assert sorted(lineage["files"]) == [f"rejects/{name}" for name in files]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [("_commit_part", 1, "after"), ("_commit_part", 4, "before"), ("_commit_part", 6, "after"), ("_place", 9, "after")],
+)
+def test_a_killed_run_keeps_its_rejects(
+    dirty: Path, quarantined: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests, point
+):
+    out = tmp_path / "out"
+    run_killed(dirty, out, tokenizer_file, point)
+    report = run(dirty, out, trained, on_error="quarantine")
+    assert report.num_parts_reused >= point[1] - 1 or point[0] == "_place"
+    assert digests(out) == digests(quarantined)
+
+
+@settings(max_examples=12, deadline=None)
+@given(stop=st.integers(0, 12), part_tokens=st.sampled_from([1, 300, 4000, 20_000]), workers=st.integers(1, 3))
+def test_a_run_that_fails_anywhere_is_taken_up_with_its_rejects(
+    tmp_path_factory, dirty: Path, trained: Tokenizer, digests, stop: int, part_tokens: int, workers: int
+):
+    directory = tmp_path_factory.mktemp("failing")
+    options = {"tokenizer": trained, "part_tokens": part_tokens, "on_error": "quarantine", "workers": workers}
+    tokenize(dirty, directory / "clean", **options)
+    commit, left = resumption._commit_part, [stop]
+
+    def failing(*arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            raise InputError("the power went")
+        commit(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resumption, "_commit_part", failing)
+        with contextlib.suppress(InputError):
+            tokenize(dirty, directory / "out", **options)
+    report = tokenize(dirty, directory / "out", **options)
+    assert report.num_parts_reused == min(stop, report.num_parts)
+    assert digests(directory / "out") == digests(directory / "clean")
+
+
+def test_skipped_records_are_counted_alone(dirty: Path, quarantined: Path, tmp_path: Path, trained: Tokenizer, digests):
+    report = run(dirty, tmp_path / "out", trained, on_error="skip")
+    assert report.num_rejected == 22
+    assert not (tmp_path / "out" / "rejects").exists()
+    kept = {name: digest for name, digest in digests(quarantined).items() if name.startswith("part-")}
+    assert {name: digest for name, digest in digests(tmp_path / "out").items() if name.startswith("part-")} == kept
+
+
+@pytest.mark.parametrize(("max_bad", "told"), [(21, "22 records"), (3, "were refused"), (0.3, "22 of 65")])
+def test_too_many_refused_records_leave_no_store(
+    dirty: Path, tmp_path: Path, trained: Tokenizer, max_bad: float, told: str
+):
+    with pytest.raises(TooManyBadRecordsError, match=told):
+        run(dirty, tmp_path / "out", trained, on_error="skip", max_bad=max_bad)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert run(dirty, tmp_path / "out", trained, on_error="skip", max_bad=22).num_rejected == 22
+    with pytest.raises(TooManyBadRecordsError, match=told):
+        run(dirty, tmp_path / "out", trained, on_error="skip", max_bad=max_bad)
+
+
+def test_parts_without_refusals_outlive_a_change_of_policy(
+    tmp_path: Path, write_jsonl, corpus: list[str], trained: Tokenizer, digests
+):
+    source = tmp_path / "in"
+    write_jsonl(source / "a.jsonl", corpus)
+    (source / "b.jsonl").write_text("{broken\n")
+    with pytest.raises(BadRecordError, match=r"b\.jsonl, line 1"):
+        run(source, tmp_path / "out", trained)
+    report = run(source, tmp_path / "out", trained, on_error="skip")
+    assert report.num_parts_reused == report.num_parts - 1 > 2
+    run(source, tmp_path / "fresh", trained, on_error="skip")
+    assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
+    with pytest.raises(OutputError, match="other inputs"):
+        run(source, tmp_path / "out", trained)
+
+
+class _Refusing(TextEncoder):
+    """Refuses texts of an odd length, and masks every third id."""
+
+    def replica(self) -> "_Refusing":
+        return _Refusing(self._engine.replica(), self._specials, text_field=self._text_field)
+
+    def encode(self, rows: Rows) -> Encoded:
+        kept = [text if text and len(text) % 2 == 0 else None for text in rows.frame["text"]]
+        encoded = super().encode(replace(rows, frame=pl.DataFrame({"text": pl.Series(kept, dtype=pl.String)})))
+        refused = {row: f"odd: {len(text)}" for row, text in enumerate(rows.frame["text"]) if text and len(text) % 2}
+        return replace(encoded, refused=refused, mask=encoded.ids % 3 == 0)
+
+
+def test_rows_that_the_encoder_refuses_go_to_the_same_desk(
+    dirty: Path, tmp_path: Path, trained: Tokenizer, digests, monkeypatch, corpus: list[str], write_jsonl
+):
+    monkeypatch.setattr(encoding, "TextEncoder", _Refusing)
+    report = run(dirty, tmp_path / "clean", trained, on_error="quarantine")
+    num_odd = sum(len(text) % 2 for text in corpus)
+    assert (report.num_documents, report.num_empty) == (40 - num_odd, 3)
+    assert (report.num_rejected, report.rejected["odd"]) == (22 + num_odd, num_odd)
+    entries = [
+        json.loads(line)
+        for path in sorted((tmp_path / "clean" / "rejects").glob("rows-*"))
+        for line in path.read_text().splitlines()
+    ]
+    assert [entry["row"]["text"] for entry in entries] == [text for text in corpus if len(text) % 2]
+    commit = resumption._commit_part
+    calls = []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise InputError("the power went")
+        commit(*arguments)
+
+    monkeypatch.setattr(resumption, "_commit_part", failing)
+    with pytest.raises(InputError, match="power"):
+        run(dirty, tmp_path / "out", trained, on_error="quarantine")
+    assert run(dirty, tmp_path / "out", trained, on_error="quarantine").num_parts_reused == 2
+    assert digests(tmp_path / "out") == digests(tmp_path / "clean")
+    with pytest.raises(BadRecordError, match=r"in\.jsonl, row 2: odd"):
+        run(write_jsonl(tmp_path / "in.jsonl", ["even", "odd"]), tmp_path / "raise", trained)
+
+
+def test_masks_of_a_part_are_bits_in_the_order_of_its_ids(tmp_path: Path, dirty: Path, trained: Tokenizer, monkeypatch):
+    monkeypatch.setattr(encoding, "TextEncoder", _Refusing)
+    run(dirty, tmp_path / "out", trained, on_error="skip")
+    store = TokenStore.open(tmp_path / "out")
+    assert store.verify() == ()
+    for part in store.parts:
+        data = np.fromfile(tmp_path / "out" / f"{part.record.name}.mask", np.uint8)
+        ids = np.fromfile(tmp_path / "out" / f"{part.record.name}.bin", "<u2")
+        assert len(data) == -(-len(ids) // 8)
+        assert [bool(data[n // 8] >> (n % 8) & 1) for n in range(len(ids))] == (ids % 3 == 0).tolist()
 
 
 # --------------------------------------------------------------------------------------------------------- bad input

@@ -1,9 +1,15 @@
 """From token stores on disk to batches: a pure function of (manifests, mixture, seed, step), in numpy alone.
 
     store.py         one token store, memory-mapped and checked against its manifest
-    packing.py       cuts a store's stream of tokens into training sequences
-    permutation.py   a keyed permutation of any range with random access: the order of an epoch
-    mixture.py       which sequence of which store each batch holds
+    plan.py          which stretch of the stream each sequence is, where documents stay apart
+    packing.py       a store's stream of tokens as training sequences
+    permutation.py   keyed permutations of any range with random access
+    interleaving.py  whose turn each draw is: exact shares, stages, epoch limits
+    ordering.py      which sequence each draw is: the order of an epoch, what is held out or cut away, block shuffle
+    mixture.py       the two joined: what each batch holds
+    validation.py    a component's held-out sequences as batches
+    description.py   what a run will take from each component, before it is run
+    differences.py   which steps of a run another mixture would change, and why
     loader.py        reads the next batches while the device computes
 
 Nothing here imports jax: a data order can be stated, diffed and explained without a device.

@@ -1,85 +1,54 @@
 """The mixture: which sequence of which store each batch holds, as a pure function of step.
 
-Two closed forms, neither with any state:
+Two closed forms are joined here, neither with any state: *whose turn* a draw is (`marin_train.data.interleaving`), and
+*which sequence* a component's k-th draw is (`marin_train.data.ordering`). Step s takes draws ``s * batch_size`` to
+``(s + 1) * batch_size``.
 
-- *Whose turn.* Number all draws of the run 0, 1, 2, ... Among the first n, the heaviest component gets ``round(n p)``,
-  p being its exact share; the draws it leaves are numbered anew and split among the rest in the same way, and so on.
-  Every count is thus known without walking the draws before it. At every prefix a count is off its share by at most
-  half of ``1 + (1 + 1/2 + ... + 1/(K - 1))`` for K components: heaviest first, each rounding is spread over what comes
-  after it. Shares are fractions, so nothing drifts, and a weight of 1e-12 still gets its turn.
-- *Which sequence.* A component's k-th draw is sequence ``permutation(k mod size)`` of epoch ``k // size``, the
-  permutation keyed by (seed, component name, epoch). It knows nothing of the other components: removing one, or
-  changing a weight, moves the draws in time but never reorders them.
+Invariant: ``batch(step)`` depends on (manifest digests, mixture, seed, batch size, step) alone: not on the number of
+hosts, on restarts, on which steps were asked for before, or on where the stores lie.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from fractions import Fraction
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from marin_train.configs import DataConfig
+from marin_train.data.interleaving import Draws, Interleave
+from marin_train.data.ordering import Ordering, Pool
 from marin_train.data.packing import Sequences, pack
-from marin_train.data.permutation import Permutation
 from marin_train.data.store import TokenStore
-from marin_train.errors import ConfigError, TokenStoreError
+from marin_train.data.validation import Validation
+from marin_train.errors import ConfigError, ExhaustedError, TokenStoreError
+
+_DRAWS_AHEAD = 4096
+_MAX_PLANS = 4
 
 
-@dataclass(frozen=True)
-class Draws:
-    """A run of consecutive draws: each one's component, and how often that component was drawn before.
+class Rows(NamedTuple):
+    """Where the rows of a batch lie.
 
     Attributes:
-        component: Int64[n], index into the weights.
-        ordinal: Int64[n].
+        component: Int64[batch], index into the mixture's names.
+        number: Int64[batch], the sequence in that component's store.
     """
 
     component: np.ndarray
-    ordinal: np.ndarray
+    number: np.ndarray
 
 
-class Interleave:
-    """Whose turn it is: exact proportions at every prefix, random access in O(components).
+class _Plan(NamedTuple):
+    """The rows of the steps from ``start`` to ``stop``."""
 
-    Args:
-        weights: component name -> weight; any positive finite number. The decimal that was written counts
-            (0.1 is a tenth), not the binary fraction nearest to it.
-    """
-
-    def __init__(self, weights: Mapping[str, float]) -> None:
-        exact = [(_exact_weight(name, weight), name, i) for i, (name, weight) in enumerate(weights.items())]
-        exact.sort(key=lambda entry: (-entry[0], entry[1]))
-        self.num_components = len(exact)
-        rest, self._levels = sum((w for w, _, _ in exact), Fraction(0)), []
-        for weight, _, component in exact:
-            self._levels.append((component, weight / rest))
-            rest -= weight
-
-    def counts(self, num_draws: int) -> np.ndarray:
-        """How often each component comes among the first ``num_draws``: Int64[components], summing to it."""
-        counts = np.zeros(self.num_components, np.int64)
-        for component, share in self._levels:
-            counts[component] = taken = _taken(num_draws, share)
-            num_draws -= taken
-        return counts
-
-    def draws(self, start: int, stop: int) -> Draws:
-        """Draws ``start`` to ``stop``, at a cost that does not depend on ``start``."""
-        component, ordinal = np.empty(stop - start, np.int64), np.empty(stop - start, np.int64)
-        slots = np.arange(stop - start)
-        for index, share in self._levels:
-            first, last = _taken(start, share), _taken(start + len(slots), share)
-            turns = np.array([_turn(k, share) - start for k in range(first, last)], np.int64)
-            component[slots[turns]] = index
-            ordinal[slots[turns]] = np.arange(first, last)
-            slots = np.delete(slots, turns)
-            start -= first
-        return Draws(component, ordinal)
+    start: int
+    stop: int
+    component: np.ndarray
+    number: np.ndarray
 
 
 class Mixture:
@@ -87,39 +56,42 @@ class Mixture:
 
     Args:
         stores: component name -> its open store.
-        config: weights, sequence length and seed.
+        config: the mixture.
         batch_size: sequences a step.
+
+    Raises:
+        ConfigError: the stores have too little for what is held out, or cut away.
+        TokenStoreError: a store is too small for one sequence.
     """
 
     def __init__(self, stores: Mapping[str, TokenStore], config: DataConfig, *, batch_size: int) -> None:
         self.stores, self.config, self.batch_size = stores, config, batch_size
         self.names = tuple(component.name for component in config.components)
         self._packings = tuple(pack(stores[name], config) for name in self.names)
-        self.sizes = tuple(packing.num_sequences for packing in self._packings)
-        for name, size in zip(self.names, self.sizes, strict=True):
-            if size == 0:
-                raise TokenStoreError(
-                    f"component {name!r}: {stores[name].path} holds {stores[name].num_tokens} tokens, not enough for "
-                    f"one sequence of {config.seq_len} + 1; lower DataConfig.seq_len or give it more text"
-                )
-        self._interleave = Interleave({c.name: c.weight for c in config.components})
+        self.pools = tuple(self._pool(index) for index in range(len(self.names)))
+        self.interleave = Interleave(self.names, stages(config, batch_size=batch_size), limits=self._limits())
+        self._ordering = Ordering(self.pools, seed=config.seed, shuffle=config.shuffle)
+        self._plans: tuple[_Plan, ...] = ()
 
     @classmethod
-    def open(cls, config: DataConfig, *, batch_size: int, vocab_size: int) -> Self:
-        """Opens every component's store and checks that they fit each other and the model.
+    def open(cls, config: DataConfig, *, batch_size: int, vocab_size: int | None = None, steps: int = 0) -> Self:
+        """Opens every component's store and checks that they fit each other, the model and the run.
 
         Args:
             config: the mixture.
             batch_size: sequences a step.
-            vocab_size: rows of the model's embedding; no store may have more ids.
+            vocab_size: rows of the model's embedding; no store may have more ids. None where there is no model.
+            steps: how many steps there must be data for.
 
         Raises:
+            ConfigError: the stores have too little for what is held out, or cut away.
+            ExhaustedError: the components' epoch limits leave less data than ``steps`` need.
             TokenStoreError: a store is absent or damaged, has more ids than the model, or another tokenizer.
         """
         stores = {component.name: TokenStore.open(component.path) for component in config.components}
         first = config.components[0].name
         for name, store in stores.items():
-            if store.vocab_size > vocab_size:
+            if vocab_size is not None and store.vocab_size > vocab_size:
                 raise TokenStoreError(
                     f"component {name!r}: {store.path} has vocab_size={store.vocab_size}, the model "
                     f"{vocab_size}; set ModelConfig.vocab_size to at least the store's"
@@ -130,7 +102,9 @@ class Mixture:
                     f"{stores[first].tokenizer_digest[:12]} and {store.tokenizer_digest[:12]}, eos "
                     f"{stores[first].eos_id} and {store.eos_id}; tokenize both with one tokenizer"
                 )
-        return cls(stores, config, batch_size=batch_size)
+        mixture = cls(stores, config, batch_size=batch_size)
+        mixture.check_enough(steps)
+        return mixture
 
     @property
     def manifests(self) -> dict[str, str]:
@@ -150,54 +124,162 @@ class Mixture:
     @property
     def digest(self) -> str:
         """sha256 of all that decides the order of tokens, but not of where the stores lie."""
-        return hashlib.sha256(json.dumps(self._identity(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()
 
-    def _identity(self) -> dict[str, Any]:
-        components = [
-            {"name": c.name, "weight": c.weight, "manifest": self.stores[c.name].digest} for c in self.config.components
-        ]
-        # The order in which components are listed decides nothing.
-        return {
-            "components": sorted(components, key=lambda c: c["name"]),
-            "seq_len": self.config.seq_len,
-            "seed": self.config.seed,
-            "batch_size": self.batch_size,
-        }
+    def identity(self) -> dict[str, Any]:
+        """All that decides the order of tokens, as plain values."""
+        values = asdict(self.config)
+        # The order in which components are listed decides nothing, nor does the place of a store.
+        components = {c.pop("name"): c for c in values["components"]}
+        for name, component in components.items():
+            component["manifest"] = self.stores[name].digest
+            del component["path"]
+        return values | {"components": components, "stages": list(values["stages"]), "batch_size": self.batch_size}
 
     def draws(self, step: int) -> Draws:
         """Which component's which draw each row of the batch of ``step`` (counted from 0) is."""
-        return self._interleave.draws(step * self.batch_size, (step + 1) * self.batch_size)
+        return self.interleave.draws(step * self.batch_size, (step + 1) * self.batch_size)
 
-    def sequence_numbers(self, component: int, ordinals: np.ndarray) -> np.ndarray:
-        """Where a component's draws lie in its store: its epochs' permutations at Int64[n] ordinals."""
-        size, name = self.sizes[component], self.names[component]
-        epochs, within = np.divmod(ordinals, size)
-        out = np.empty(len(ordinals), np.int64)
-        for epoch in np.unique(epochs).tolist():
-            rows = epochs == epoch
-            out[rows] = _epoch_order(size, self.config.seed, name, epoch)(within[rows])
-        return out
+    def rows(self, step: int) -> Rows:
+        """Where each row of the batch of ``step`` lies.
 
-    def batch(self, step: int) -> Sequences:
-        """The batch of ``step``, counted from 0: tokens Int32[batch, seq + 1], loss mask Bool[batch, seq]."""
-        draws, seq_len = self.draws(step), self.config.seq_len
-        tokens = np.empty((self.batch_size, seq_len + 1), np.int32)
-        mask = np.empty((self.batch_size, seq_len), bool)
-        for component in np.unique(draws.component).tolist():
-            rows = np.flatnonzero(draws.component == component)
-            numbers = self.sequence_numbers(component, draws.ordinal[rows])
-            sequences = self._packings[component].read(numbers)
-            tokens[rows], mask[rows] = sequences.tokens, sequences.loss_mask
-        return Sequences(tokens, mask)
+        Raises:
+            ExhaustedError: the components' epoch limits leave no data for it.
+        """
+        plan = self._plan(step)
+        window = slice((step - plan.start) * self.batch_size, (step - plan.start + 1) * self.batch_size)
+        return Rows(plan.component[window], plan.number[window])
+
+    def rows_between(self, start: int, stop: int) -> Rows:
+        """Where all rows of the steps ``start`` to ``stop`` lie, one step after the other.
+
+        Raises:
+            ExhaustedError: the components' epoch limits leave no data for them.
+        """
+        draws = self.interleave.draws(start * self.batch_size, stop * self.batch_size)
+        return Rows(draws.component, self._ordering.numbers(draws.component, draws.ordinal))
+
+    def batch(self, step: int, *, rows: slice = slice(None)) -> Sequences:
+        """The batch of ``step``, counted from 0, or those of its rows that a host needs; no others are read.
+
+        Raises:
+            ExhaustedError: the components' epoch limits leave no data for it.
+        """
+        where = self.rows(step)
+        component, number = where.component[rows], where.number[rows]
+        parts = [
+            (selected := np.flatnonzero(component == index), self._packings[index].read(number[selected]))
+            for index in np.unique(component).tolist() or [0]
+        ]
+        return _join(parts)
+
+    def validation(self, name: str) -> Validation:
+        """What was held out of a component: the same whatever the seed, the weights and the other components.
+
+        Raises:
+            ConfigError: there is no such component.
+        """
+        if name not in self.names:
+            raise ConfigError(f"the mixture has no component {name!r}; it has {', '.join(self.names)}")
+        index = self.names.index(name)
+        return Validation(self._packings[index], self.pools[index].held_out)
 
     def num_unique_tokens(self, num_steps: int) -> int:
         """Predicted tokens that the first ``num_steps`` batches hold, each counted once however often it came."""
-        counts = self._interleave.counts(num_steps * self.batch_size)
-        return sum(min(int(n), size) for n, size in zip(counts, self.sizes, strict=True)) * self.config.seq_len
+        counts = self.interleave.counts(num_steps * self.batch_size)
+        return sum(min(int(n), p.size) for n, p in zip(counts, self.pools, strict=True)) * self.config.seq_len
+
+    @property
+    def num_steps(self) -> int | None:
+        """How many whole batches there are; None where epoch limits put no end to them."""
+        return None if self.interleave.end is None else self.interleave.end // self.batch_size
+
+    def check_enough(self, steps: int) -> None:
+        """Refuses a run that the components' epoch limits leave too little data for.
+
+        Raises:
+            ExhaustedError: naming the components, and the tokens asked for and there.
+        """
+        end, asked = self.interleave.end, steps * self.batch_size
+        if end is None or asked <= end:
+            return
+        limits = ", ".join(
+            f"{c.name!r} has {pool.size * self.config.seq_len:,} tokens, max_epochs={c.max_epochs:g}"
+            for c, pool in zip(self.config.components, self.pools, strict=True)
+            if c.name in self.interleave.exhausted and c.max_epochs is not None
+        )
+        raise ExhaustedError(
+            f"{steps:,} steps ask for {asked * self.config.seq_len:,} tokens, the mixture ends after "
+            f"{end // self.batch_size:,} steps and {end * self.config.seq_len:,} tokens: {limits}; lower "
+            f"TrainConfig.steps, raise Component.max_epochs, or give weight to a component that has more"
+        )
+
+    def _plan(self, step: int) -> _Plan:
+        """A plan that holds ``step``: a pure function's values, kept because one call for many steps costs little more.
+
+        Steps that follow one another are planned many at a time, others alone.
+        """
+        if step < 0:
+            raise IndexError(f"step {step} is negative; steps are counted from 0")
+        for plan in self._plans:
+            if plan.start <= step < plan.stop:
+                return plan
+        stop = step + 1
+        if any(plan.stop == step for plan in self._plans):
+            stop = step + max(1, _DRAWS_AHEAD // self.batch_size)
+            if self.num_steps is not None:
+                stop = max(step + 1, min(stop, self.num_steps))
+        plan = _Plan(step, stop, *self.rows_between(step, stop))
+        self._plans = (plan, *self._plans[: _MAX_PLANS - 1])
+        return plan
+
+    def _pool(self, index: int) -> Pool:
+        """How much of a component's store is held out, and trained on."""
+        component, total = self.config.components[index], self._packings[index].num_sequences
+        store, name, held_out = self.stores[component.name], component.name, component.validation
+        if total == 0:
+            raise TokenStoreError(
+                f"component {name!r}: {store.path} holds {store.num_tokens} tokens, not enough for "
+                f"one sequence of {self.config.seq_len} + 1; lower DataConfig.seq_len or give it more text"
+            )
+        if held_out >= total:
+            raise ConfigError(
+                f"Component.validation={held_out} of {name!r} leaves nothing to train on: {store.path} holds {total} "
+                f"sequences of {self.config.seq_len} tokens; hold out fewer"
+            )
+        size, cut = total - held_out, self.config.simulated_epoching
+        if cut is not None:
+            size = size * cut.experiment_tokens // cut.target_tokens
+        if cut is not None and size == 0:
+            raise ConfigError(
+                f"SimulatedEpoching leaves nothing of component {name!r}: {total - held_out} sequences x "
+                f"experiment_tokens={cut.experiment_tokens} / target_tokens={cut.target_tokens} is less than one; "
+                f"raise experiment_tokens or give it more text"
+            )
+        return Pool(name, total, held_out, size)
+
+    def _limits(self) -> dict[str, int]:
+        """Component name -> how often it may be drawn, of those that have an epoch limit."""
+        limits = {}
+        for component, pool in zip(self.config.components, self.pools, strict=True):
+            if component.max_epochs is not None:
+                limits[component.name] = limit = int(Fraction(str(component.max_epochs)) * pool.size)
+                if limit == 0:
+                    raise ConfigError(
+                        f"Component.max_epochs={component.max_epochs} of {component.name!r} is less than one of its "
+                        f"{pool.size} sequences; raise it, or leave the component out"
+                    )
+        return limits
+
+
+def stages(config: DataConfig, *, batch_size: int) -> list[tuple[int, dict[str, float]]]:
+    """First draw and weights of every stage, that of the components' own weights first."""
+    weights = {component.name: component.weight for component in config.components}
+    return [(0, weights), *((stage.start * batch_size, stage.weights) for stage in config.stages)]
 
 
 def digest_batch(batch: Sequences) -> str:
-    """sha256 of a batch's tokens and mask."""
+    """sha256 of a batch's tokens and mask, and of its segments and positions where it has them."""
     hasher = hashlib.sha256()
     for part in batch:
         if part is not None:
@@ -205,26 +287,23 @@ def digest_batch(batch: Sequences) -> str:
     return hasher.hexdigest()
 
 
-@lru_cache(maxsize=256)
-def _epoch_order(size: int, seed: int, name: str, epoch: int) -> Permutation:
-    return Permutation(size, key=json.dumps([seed, name, epoch]))
+def _join(parts: list[tuple[np.ndarray, Sequences]]) -> Sequences:
+    """One batch of sequences that belong into the given rows."""
+    if len(parts) == 1:
+        return parts[0][1]
+    # Segments and positions are there for all components, or for none.
+    segments = [(rows, s.segment_ids) for rows, s in parts if s.segment_ids is not None]
+    positions = [(rows, s.positions) for rows, s in parts if s.positions is not None]
+    return Sequences(
+        _scatter([(rows, s.tokens) for rows, s in parts]),
+        _scatter([(rows, s.loss_mask) for rows, s in parts]),
+        _scatter(segments) if segments else None,
+        _scatter(positions) if positions else None,
+    )
 
 
-def _exact_weight(name: str, weight: float) -> Fraction:
-    try:
-        exact = Fraction(str(weight))
-    except ValueError:
-        exact = Fraction(0)
-    if exact <= 0:
-        raise ConfigError(f"Component.weight={weight} of {name!r} must be positive and finite")
-    return exact
-
-
-def _taken(num_draws: int, share: Fraction) -> int:
-    """Turns that ``share`` gets among the first ``num_draws``: the nearest integer, halves up."""
-    return (2 * num_draws * share.numerator + share.denominator) // (2 * share.denominator)
-
-
-def _turn(k: int, share: Fraction) -> int:
-    """The draw that is the k-th turn: the last n with ``_taken(n, share) == k``."""
-    return -(-share.denominator * (2 * k + 1) // (2 * share.numerator)) - 1
+def _scatter(parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    out = np.empty((sum(len(rows) for rows, _ in parts), *parts[0][1].shape[1:]), parts[0][1].dtype)
+    for rows, values in parts:
+        out[rows] = values
+    return out

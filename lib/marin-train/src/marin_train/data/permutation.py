@@ -7,11 +7,15 @@ the gap between ``size`` and ``a * b`` are sent through again (cycle walking) un
 smaller than ``sqrt(size)``, so almost none are. The hash is the finaliser of splitmix64 (Steele et al. 2014), two
 multiply-xorshift rounds: a linear congruence instead would leave neighbours neighbours.
 
+Many permutations are applied in one pass, each item by its own: a batch has a few rows of every component, and what
+a pass costs is mostly the calls to numpy.
+
 Invariant: for every size and key a bijection. Nothing is stored, and the cost of an index does not depend on size.
 """
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -41,33 +45,74 @@ class Permutation:
 
     def __call__(self, indices: np.ndarray) -> np.ndarray:
         """The images of ``indices``: Int64 of any shape, each in ``[0, size)``, to Int64 of that shape."""
-        values = np.asarray(indices, np.int64)
+        return self._apply(indices, inverse=False)
+
+    def inverse(self, images: np.ndarray) -> np.ndarray:
+        """The indices whose images these are: Int64 of any shape, each in ``[0, size)``, to Int64 of that shape."""
+        return self._apply(images, inverse=True)
+
+    def _apply(self, values: np.ndarray, *, inverse: bool) -> np.ndarray:
+        values = np.asarray(values, np.int64)
         if values.size and (values.min() < 0 or values.max() >= self.size):
             raise IndexError(f"indices {values.min()}..{values.max()} are outside range({self.size})")
-        out = self._shuffle(values.astype(np.uint64).ravel())
-        outside = np.flatnonzero(out >= self.size)
-        while outside.size:
-            out[outside] = self._shuffle(out[outside])
-            outside = outside[out[outside] >= self.size]
-        return out.astype(np.int64).reshape(values.shape)
+        flat = values.ravel()
+        return permute([self], np.zeros(flat.size, np.int64), flat, inverse=inverse).reshape(values.shape)
 
     @cached_property
-    def _round_keys(self) -> np.ndarray:
+    def parameters(self) -> tuple[int, ...]:
+        """``size``, ``a``, ``b`` and the keys of the rounds."""
+        a = math.isqrt(self.size - 1) + 1
         digest = b"".join(
             hashlib.blake2b(f"{self.key}\0{half}".encode(), digest_size=32).digest() for half in range(_ROUNDS // 4)
         )
-        return np.frombuffer(digest, "<u8")
+        return (self.size, a, -(-self.size // a), *np.frombuffer(digest, "<u8").tolist())
 
-    def _shuffle(self, values: np.ndarray) -> np.ndarray:
-        """One pass of the network on UInt64[n] below ``a * b``."""
-        a = math.isqrt(self.size - 1) + 1
-        b = -(-self.size // a)
-        a, b = np.uint64(a), np.uint64(b)
-        left, right = values // b, values % b
-        for i in range(0, _ROUNDS, 2):
-            left = (left + _mix(right ^ self._round_keys[i]) % a) % a
-            right = (right + _mix(left ^ self._round_keys[i + 1]) % b) % b
-        return left * b + right
+
+def permute(
+    permutations: Sequence[Permutation], which: np.ndarray, indices: np.ndarray, *, inverse: bool = False
+) -> np.ndarray:
+    """The image of each index under its own permutation.
+
+    Args:
+        permutations: those that are needed.
+        which: Int64[n], each item's permutation by its place in ``permutations``.
+        indices: Int64[n], each within the size of its permutation.
+        inverse: whether to go back from images to indices.
+
+    Returns:
+        Int64[n].
+    """
+    table = np.array([p.parameters for p in permutations], np.uint64).T
+    network = _undo if inverse else _shuffle
+    # A single permutation's parameters are broadcast and not copied for every item.
+    parameters = table if len(permutations) == 1 else table[:, which]
+    out = network(indices.astype(np.uint64), parameters)
+    outside = np.flatnonzero(out >= parameters[0])
+    while outside.size:
+        some = parameters if len(permutations) == 1 else parameters[:, outside]
+        out[outside] = again = network(out[outside], some)
+        outside = outside[again >= some[0]]
+    return out.astype(np.int64)
+
+
+def _shuffle(values: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+    """One pass of the network on UInt64[n] below ``a * b``."""
+    _, a, b, *keys = parameters
+    left, right = np.divmod(values, b)
+    for i in range(0, _ROUNDS, 2):
+        left = (left + _mix(right ^ keys[i]) % a) % a
+        right = (right + _mix(left ^ keys[i + 1]) % b) % b
+    return left * b + right
+
+
+def _undo(values: np.ndarray, parameters: np.ndarray) -> np.ndarray:
+    """The inverse of `_shuffle`: its rounds backwards."""
+    _, a, b, *keys = parameters
+    left, right = np.divmod(values, b)
+    for i in reversed(range(0, _ROUNDS, 2)):
+        right = (right + (b - _mix(left ^ keys[i + 1]) % b)) % b
+        left = (left + (a - _mix(right ^ keys[i]) % a)) % a
+    return left * b + right
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

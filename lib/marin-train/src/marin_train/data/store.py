@@ -1,22 +1,26 @@
-"""A token store, read: one long stream of token ids over memory-mapped parts, refused when it is not whole.
+"""A token store, read: one long stream of token ids, local or remote, refused when it is not whole.
 
 The format is a directory of Megatron-core IndexedDataset parts with a manifest written last (the reference page
 "The token store" of the documentation). Invariant kept here: an open `TokenStore` agrees with its manifest in every
 size and count, so that arithmetic on the manifest (how many sequences, how many bytes) is arithmetic on the data.
-Token ids are not rehashed at open, which costs seconds a gigabyte; sizes, index headers and the tokenizer's
-digest are, which costs nothing and finds every truncated or foreign file.
+Token ids of a local store are not rehashed at open, which costs seconds a gigabyte; sizes, index headers and the
+tokenizer's digest are, which costs nothing and finds every truncated or foreign file. What comes over a network is
+checked as it comes.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
+from marin_train.data.blocks import BlockCache, BlockFile, BlockPieces
+from marin_train.data.directories import Directory, open_directory
+from marin_train.data.stream import MappedPieces, Stream, take_bits, take_windows
 from marin_train.errors import TokenStoreError
 
 _SCHEMA_VERSION = 1
@@ -27,35 +31,24 @@ _DTYPES = {"uint16": (8, np.dtype("<u2")), "int32": (4, np.dtype("<i4"))}
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One part: its first token's place in the store's stream, and its files mapped into memory."""
-
-    name: str
-    start: int
-    tokens: np.ndarray
-    mask_bits: np.ndarray | None
-
-    @property
-    def stop(self) -> int:
-        return self.start + len(self.tokens)
-
-
-@dataclass(frozen=True)
 class TokenStore:
     """An open store. Documents follow one another in the order of parts, as one stream of ``num_tokens`` ids."""
 
-    path: Path
+    path: Path | str
+    """Its directory, or its URL."""
     manifest: dict[str, Any]
     digest: str
     """sha256 of ``manifest.json``: it names every file's sha256, so it names the data."""
-    parts: tuple[_Part, ...]
+    directory: Directory
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path, *, cache: BlockCache | None = None) -> Self:
         """Opens a store and checks it against its manifest.
 
         Args:
-            path: the store's directory.
+            path: the store's directory, or any URL that fsspec knows. From a URL come the blocks that are read, and no
+                others; each is checked, and kept on the local disk.
+            cache: where blocks of remote stores are kept; by default as `BlockCache` says.
 
         Raises:
             TokenStoreError: the manifest is absent or of another version, or a file is absent, of another size,
@@ -63,23 +56,21 @@ class TokenStore:
 
         See: the documentation's reference page "The token store".
         """
-        directory = Path(path)
-        file = directory / "manifest.json"
+        directory = open_directory(path, cache)
+        file = directory.name("manifest.json")
         try:
-            raw = file.read_bytes()
+            raw = directory.read("manifest.json")
         except OSError as error:
             raise TokenStoreError(
-                f"{directory} is not a token store: {file.name} cannot be read ({error.strerror}). The manifest is "
-                f"written last, so an unfinished store has none; run the tokenization again"
+                f"{directory.path} is not a token store: manifest.json cannot be read ({error.strerror or error}). The "
+                f"manifest is written last, so an unfinished store has none; run the tokenization again"
             ) from None
-        manifest = _parse_manifest(raw, file)
-        parts, start = [], 0
-        for entry in manifest["parts"]:
-            part = _open_part(directory, entry, dtype=manifest["dtype"], start=start)
-            parts.append(part)
-            start = part.stop
-        store = cls(directory, manifest, hashlib.sha256(raw).hexdigest(), tuple(parts))
+        store = cls(directory.path, _parse_manifest(raw, file), hashlib.sha256(raw).hexdigest(), directory)
         store._check_totals()
+        store._check_files()
+        store._check_indexes()
+        # Made here and not at first use, when several threads may ask for them.
+        _ = store._tokens, store._mask
         return store
 
     @property
@@ -112,69 +103,181 @@ class TokenStore:
         return self.manifest["tokenizer"]["digest"]
 
     @property
+    def is_remote(self) -> bool:
+        """Whether reading may have to wait for a network."""
+        return self.directory.cache is not None
+
+    @property
     def tokenizer_file(self) -> Path:
-        return self.path / self.manifest["tokenizer"]["file"]
+        """A local file; a remote store's is fetched first."""
+        return self.local_file(self.manifest["tokenizer"]["file"])
 
     @property
     def has_mask(self) -> bool:
         """Whether some part is supervised data, whose ``.mask`` says which tokens count in the loss."""
-        return any(part.mask_bits is not None for part in self.parts)
+        return any(f"{part['name']}.mask" in part["files"] for part in self.manifest["parts"])
 
     @cached_property
-    def _starts(self) -> np.ndarray:
-        return np.array([part.start for part in self.parts], np.int64)
+    def _tokens(self) -> Stream:
+        parts, dtype = self.manifest["parts"], _DTYPES[self.manifest["dtype"]][1]
+        if self.is_remote:
+            return Stream(self._blocks(dtype), take_windows, dtype=np.int32)
+        files = [partial(self.local_file, f"{part['name']}.bin") for part in parts]
+        return Stream(MappedPieces(self._part_tokens, files, dtype=dtype), take_windows, dtype=np.int32)
+
+    @cached_property
+    def _mask(self) -> Stream:
+        names = [f"{part['name']}.mask" if f"{part['name']}.mask" in part["files"] else None for part in self._parts]
+        files = [None if name is None else partial(self.local_file, name) for name in names]
+        return Stream(MappedPieces(self._part_tokens, files, dtype=np.dtype(np.uint8)), take_bits, dtype=bool)
+
+    @property
+    def _parts(self) -> list[dict[str, Any]]:
+        return self.manifest["parts"]
+
+    @property
+    def _part_tokens(self) -> list[int]:
+        return [part["num_tokens"] for part in self._parts]
+
+    def _blocks(self, dtype: np.dtype) -> BlockPieces:
+        """The token ids of a remote store."""
+        for part in self._parts:
+            if f"{part['name']}.crc" not in part["files"]:
+                raise TokenStoreError(
+                    f"{self.directory.name(part['name'] + '.crc')} is not in the manifest: without it, what comes over "
+                    f"a network cannot be checked; copy the store to a local disk, or write it again"
+                )
+        checksums = self.local_files([f"{part['name']}.crc" for part in self._parts])
+        files = []
+        for part, file in zip(self._parts, checksums, strict=True):
+            name, facts = f"{part['name']}.bin", part["files"][f"{part['name']}.bin"]
+            checksum = np.fromfile(file, "<u4")
+            files.append(BlockFile(name=name, sha256=facts["sha256"], size=facts["size"], checksums=checksum))
+        return BlockPieces(self.directory, files, dtype=dtype)
+
+    def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Rows of ``length`` token ids that begin at ``starts``, Int64[n], over part boundaries: Int32[n, length]."""
+        return self._tokens.gather(starts, length)
+
+    def gather_mask(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """Which tokens of such rows count in the loss, all where a part has no mask: Bool[n, length]."""
+        return self._mask.gather(starts, length)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Token ids ``start`` to ``stop`` of the stream, over part boundaries: Int32[stop - start]."""
-        pieces = [part.tokens[a:b] for part, a, b in self._spans(start, stop)]
-        return np.concatenate(pieces).astype(np.int32) if pieces else np.zeros(0, np.int32)
+        return self._tokens.read(start, stop)
 
     def read_mask(self, start: int, stop: int) -> np.ndarray:
         """Which of the tokens ``start`` to ``stop`` count in the loss; all of them where a part has no mask."""
-        pieces = [_unpack(part.mask_bits, a, b) for part, a, b in self._spans(start, stop)]
-        return np.concatenate(pieces) if pieces else np.zeros(0, bool)
+        return self._mask.read(start, stop)
+
+    def document_borders(self) -> np.ndarray:
+        """Where each document begins in the stream, then ``num_tokens``: Int64[num_documents + 1].
+
+        Raises:
+            TokenStoreError: an index's documents are not as long as its tokens are many.
+        """
+        borders, first, start = np.empty(self.num_documents + 1, np.int64), 0, 0
+        borders[0] = 0
+        for part, file in zip(self._parts, self.local_files([f"{p['name']}.idx" for p in self._parts]), strict=True):
+            last, stop = first + part["num_documents"], start + part["num_tokens"]
+            lengths = np.fromfile(file, "<i4", count=part["num_documents"], offset=_INDEX_HEADER_BYTES)
+            if len(lengths) != last - first or np.any(lengths < 0) or lengths.sum(dtype=np.int64) != stop - start:
+                raise TokenStoreError(
+                    f"{self.directory.name(part['name'] + '.idx')}: its documents do not add up to the "
+                    f"{part['num_tokens']} tokens of {part['name']}.bin; write the store again"
+                )
+            borders[first + 1 : last + 1] = start + np.cumsum(lengths, dtype=np.int64)
+            first, start = last, stop
+        return borders
+
+    def local_file(self, name: str) -> Path:
+        """A file of the store on the local disk; a remote store's is fetched whole, and checked.
+
+        Raises:
+            TokenStoreError: it cannot be had, or is not the file written.
+        """
+        return self.local_files([name])[0]
+
+    def local_files(self, names: Sequence[str]) -> list[Path]:
+        """The same for several files, fetched together."""
+        return self.directory.local_files({name: self._digests[name] for name in names})
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        tokenizer = self.manifest["tokenizer"]
+        files = {name: facts["sha256"] for part in self._parts for name, facts in part["files"].items()}
+        return files | {tokenizer["file"]: tokenizer["digest"]}
 
     def verify(self) -> None:
-        """Hashes every file against the manifest, about a second a gigabyte.
+        """Hashes every file against the manifest, about a second a gigabyte; a remote store is read through for it.
 
         Raises:
             TokenStoreError: naming the file that is not the one written.
         """
-        for part in self.manifest["parts"]:
-            for name, entry in part["files"].items():
-                with (self.path / name).open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != entry["sha256"]:
-                        raise TokenStoreError(f"{self.path / name}: sha256 differs from the manifest's; tokenize again")
+        start = 0
+        for part in self._parts:
+            stop = start + part["num_tokens"]
+            for name, facts in part["files"].items():
+                if self.is_remote and name.endswith(".bin"):
+                    found = self._hash_tokens(start, stop)
+                else:
+                    with self.local_file(name).open("rb") as file:
+                        found = hashlib.file_digest(file, "sha256").hexdigest()
+                if found != facts["sha256"]:
+                    raise TokenStoreError(
+                        f"{self.directory.name(name)}: sha256 differs from the manifest's; tokenize again"
+                    )
+            start = stop
 
-    def _spans(self, start: int, stop: int) -> Iterator[tuple[_Part, int, int]]:
-        if not 0 <= start <= stop <= self.num_tokens:
-            raise IndexError(f"tokens {start}:{stop} of {self.path}, which holds {self.num_tokens}")
-        first = max(0, int(np.searchsorted(self._starts, start, side="right")) - 1)
-        for part in self.parts[first:]:
-            if part.start >= stop:
-                return
-            a, b = max(start, part.start) - part.start, min(stop, part.stop) - part.start
-            if a < b:
-                yield part, a, b
+    def _hash_tokens(self, start: int, stop: int) -> str:
+        """sha256 of a part's ``.bin``, by way of the blocks, which are then at hand for whoever reads on."""
+        dtype, window = _DTYPES[self.manifest["dtype"]][1], 1 << 24
+        hasher = hashlib.sha256()
+        for begin in range(start, stop, window):
+            hasher.update(self.read(begin, min(begin + window, stop)).astype(dtype))
+        return hasher.hexdigest()
 
     def _check_totals(self) -> None:
         for field in ("num_documents", "num_tokens", "num_bytes"):
-            total = sum(entry[field] for entry in self.manifest["parts"])
+            total = sum(entry[field] for entry in self._parts)
             if total != self.manifest[field]:
                 raise TokenStoreError(
-                    f"{self.path / 'manifest.json'}: {field}={self.manifest[field]}, but the parts sum to {total}; "
-                    f"write the store again"
+                    f"{self.directory.name('manifest.json')}: {field}={self.manifest[field]}, but the parts sum to "
+                    f"{total}; write the store again"
                 )
-        file = self.tokenizer_file
-        found = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "absent"
-        if found != self.tokenizer_digest:
-            raise TokenStoreError(
-                f"{file}: sha256 is {found}, the manifest says {self.tokenizer_digest}; the store was not written "
-                f"with this tokenizer"
-            )
+
+    def _check_files(self) -> None:
+        """Every file is there and has its size, and those of token ids and masks hold as many as they should."""
+        wanted = {name: facts["size"] for part in self._parts for name, facts in part["files"].items()}
+        for name, size in self.directory.sizes(wanted).items():
+            if size != wanted[name]:
+                raise TokenStoreError(
+                    f"{self.directory.name(name)}: size is {'absent' if size is None else size}, the manifest says "
+                    f"{wanted[name]} bytes; the store is damaged or was copied only in part"
+                )
+        itemsize = _DTYPES[self.manifest["dtype"]][1].itemsize
+        for part in self._parts:
+            name, tokens = part["name"], part["num_tokens"]
+            sizes = {"bin": tokens * itemsize, "mask": (tokens + 7) // 8, "crc": -(-tokens * itemsize >> 20) * 4}
+            for suffix, size in sizes.items():
+                if wanted.get(f"{name}.{suffix}", size) != size:
+                    raise TokenStoreError(
+                        f"{self.directory.name(f'{name}.{suffix}')} has {wanted[f'{name}.{suffix}']} bytes; {tokens} "
+                        f"tokens of {self.manifest['dtype']} take {size}"
+                    )
+
+    def _check_indexes(self) -> None:
+        """The tokenizer is the one written with, and each index is of these parts."""
+        tokenizer = self.manifest["tokenizer"]
+        self.directory.check_digest(tokenizer["file"], tokenizer["digest"])
+        names = [f"{part['name']}.idx" for part in self._parts]
+        for part, header in zip(self._parts, self.directory.heads(names, _INDEX_HEADER_BYTES), strict=True):
+            name = self.directory.name(f"{part['name']}.idx")
+            _check_index(header, name, num_documents=part["num_documents"], code=_DTYPES[self.manifest["dtype"]][0])
 
 
-def _parse_manifest(raw: bytes, file: Path) -> dict[str, Any]:
+def _parse_manifest(raw: bytes, file: str) -> dict[str, Any]:
     """The manifest, with every field this reader relies on present and of its type."""
     try:
         manifest = json.loads(raw)
@@ -191,49 +294,25 @@ def _parse_manifest(raw: bytes, file: Path) -> dict[str, Any]:
     counts = {"name": str, "num_documents": int, "num_tokens": int, "num_bytes": int, "files": dict}
     for i, entry in enumerate(manifest["parts"]):
         _require(entry, counts, file, f"parts[{i}].")
+        for name, facts in entry["files"].items():
+            _require(facts, {"size": int, "sha256": str}, file, f"parts[{i}].files[{name!r}].")
+        for name in (f"{entry['name']}.bin", f"{entry['name']}.idx"):
+            if name not in entry["files"]:
+                raise TokenStoreError(f"{file}: {name} is not among the files of {entry['name']}")
     if manifest["dtype"] not in _DTYPES:
         raise TokenStoreError(f"{file}: dtype={manifest['dtype']!r}, known are {sorted(_DTYPES)}")
     return manifest
 
 
-def _require(record: Any, types: dict[str, Any], file: Path, where: str) -> None:
+def _require(record: Any, types: dict[str, Any], file: str, where: str) -> None:
     for name, kind in types.items():
         if not isinstance(record, dict) or name not in record or not isinstance(record[name], kind):
             found = record.get(name, "absent") if isinstance(record, dict) else record
             raise TokenStoreError(f"{file}: {where}{name} is {found!r}, expected {getattr(kind, '__name__', kind)}")
 
 
-def _open_part(directory: Path, entry: dict[str, Any], *, dtype: str, start: int) -> _Part:
-    """Maps one part's tokens and mask, once its files' sizes and its index's header agree with the manifest."""
-    for name, facts in entry["files"].items():
-        file = directory / name
-        size = file.stat().st_size if file.is_file() else "absent"
-        if size != facts["size"]:
-            raise TokenStoreError(
-                f"{file}: size is {size}, the manifest says {facts['size']} bytes; the store is damaged or was copied "
-                f"only in part"
-            )
-    for name in (f"{entry['name']}.bin", f"{entry['name']}.idx"):
-        if name not in entry["files"]:
-            raise TokenStoreError(f"{directory / 'manifest.json'}: {name} is not among the files of {entry['name']}")
-    code, kind = _DTYPES[dtype]
-    _check_index(directory / f"{entry['name']}.idx", entry, code=code)
-    tokens = _map(directory / f"{entry['name']}.bin", kind)
-    if len(tokens) != entry["num_tokens"]:
-        raise TokenStoreError(
-            f"{directory / entry['name']}.bin holds {len(tokens)} tokens, the manifest says {entry['num_tokens']}"
-        )
-    mask = f"{entry['name']}.mask"
-    bits = _map(directory / mask, np.dtype(np.uint8)) if mask in entry["files"] else None
-    if bits is not None and len(bits) != (len(tokens) + 7) // 8:
-        raise TokenStoreError(f"{directory / mask} has {len(bits)} bytes for {len(tokens)} tokens, one bit a token")
-    return _Part(entry["name"], start, tokens, bits)
-
-
-def _check_index(file: Path, entry: dict[str, Any], *, code: int) -> None:
-    """Reads the 34-byte header: a foreign file, dtype or byte order shows here."""
-    with file.open("rb") as stream:
-        header = stream.read(_INDEX_HEADER_BYTES)
+def _check_index(header: bytes, file: str, *, num_documents: int, code: int) -> None:
+    """The first 34 bytes: a foreign file, dtype or byte order shows here."""
     if len(header) < _INDEX_HEADER_BYTES or header[:9] != _INDEX_MAGIC:
         raise TokenStoreError(f"{file} is not a Megatron index: it does not start with {_INDEX_MAGIC!r}")
     version, found = int.from_bytes(header[9:17], "little"), header[17]
@@ -243,19 +322,7 @@ def _check_index(file: Path, entry: dict[str, Any], *, code: int) -> None:
             f"token type, or on a machine of other endianness"
         )
     boundaries = int.from_bytes(header[26:34], "little")
-    if boundaries != entry["num_documents"] + 1:
+    if boundaries != num_documents + 1:
         raise TokenStoreError(
-            f"{file}: {boundaries - 1} documents, the manifest says {entry['num_documents']}; write the store again"
+            f"{file}: {boundaries - 1} documents, the manifest says {num_documents}; write the store again"
         )
-
-
-def _map(file: Path, dtype: np.dtype) -> np.ndarray:
-    # An empty file cannot be mapped.
-    return np.memmap(file, dtype, mode="r") if file.stat().st_size else np.zeros(0, dtype)
-
-
-def _unpack(bits: np.ndarray | None, start: int, stop: int) -> np.ndarray:
-    if bits is None:
-        return np.ones(stop - start, bool)
-    window = np.unpackbits(bits[start // 8 : (stop + 7) // 8], bitorder="little")
-    return window[start % 8 :][: stop - start].astype(bool)

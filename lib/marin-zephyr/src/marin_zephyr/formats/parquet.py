@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from marin_zephyr.errors import InputError
 from marin_zephyr.formats.files import InputFile
 from marin_zephyr.formats.predicates import Bounds, may_hold
-from marin_zephyr.formats.provenance import finish, needed, note_absent
+from marin_zephyr.formats.provenance import finish, needed
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import open_random
 from marin_zephyr.frames import BATCH_BYTES, BATCH_ROWS, to_frame
@@ -50,13 +50,14 @@ def read(file: InputFile, options: ReadOptions, desk: Desk) -> Iterator[pl.DataF
                     desk.record(file, line=None, offset=None, reason=reason, raw=b"", rows=max(1, lost))
                     return
             desk.num_filtered += num_filtered
-            if num_filtered:  # of these rows nobody else tells which columns they have
-                note_absent(schema.names, options, desk)
             names = schema.names
             wanted = needed(options)
             if wanted is not None:  # one at least: a batch without columns forgets its rows
                 names = [c for c in wanted if c in names] or names[:1]
             texts = [pl.col(c).cast(pl.String) for c in options.string_columns if c in names]
+            if num_filtered:  # of rows that are not read, this tells which columns they have
+                none = to_frame(schema.empty_table().select(names)).with_columns(texts)
+                yield finish(none, file, options, rows=[], offsets=None, desk=desk)
             batches = parquet.iter_batches(
                 batch_size=_batch_rows(parquet), row_groups=groups, columns=names, use_threads=False
             )

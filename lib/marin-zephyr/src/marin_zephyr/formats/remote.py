@@ -31,7 +31,7 @@ def find(pattern: str) -> list[tuple[str, int, str]]:
         MissingExtraError: the protocol's client is in an extra that is not installed.
         InputError: there is no such protocol or no client, or the store cannot be listed.
     """
-    fs, path = _file_system(pattern)
+    fs, path = file_system(pattern)
     found: dict[str, Any]
     with failures(pattern, "cannot be listed"):
         fs.invalidate_cache()  # of listings that this process has seen earlier
@@ -52,7 +52,7 @@ def open_url(url: str) -> IO[bytes]:
         MissingExtraError: as `find`.
         InputError: it cannot be opened.
     """
-    fs, path = _file_system(url)
+    fs, path = file_system(url)
     with failures(url, "cannot be read"):
         return cast(IO[bytes], fs.open(path, "rb"))
 
@@ -74,7 +74,13 @@ def failures(url: str, what: str) -> Generator[None]:
         raise InputError(f"{url}: {what}: {type(e).__name__}: {reason}") from e
 
 
-def _file_system(url: str) -> tuple[Any, str]:
+def file_system(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and what it calls the file.
+
+    Raises:
+        MissingExtraError: as `find`.
+        InputError: there is no such protocol or no client.
+    """
     import fsspec
 
     try:

@@ -22,7 +22,8 @@ class Rows:
     Attributes:
         file: the number of the input file.
         first_row: the number of the first of them among the rows that the file's reader yields.
-        frame: the columns that the encoder asked for, as they were read.
+        frame: the columns that the encoder asked for, as they were read. Of a record of JSON, a column that is no text
+            holds all of the record, as text: what lies nested there need not be of one type in all records.
         sources: String, one a row: the file that it first came from, as a corpus's column ``source`` says, else the
             input file's name.
     """

@@ -20,7 +20,7 @@ from marin_zephyr.formats import infer, reader, remote
 from marin_zephyr.formats.files import REJECTS, UNKNOWN, InputFile, check_unchanged, list_files
 from marin_zephyr.formats.rejects import Desk
 from marin_zephyr.formats.streams import blocks
-from marin_zephyr.nodes import FileSource, OnError, ReadOptions
+from marin_zephyr.nodes import RAW, FileSource, OnError, ReadOptions
 from marin_zephyr.reporting.refusals import Refused, check_limit, merge_refused
 from marin_zephyr.tokens.batches import Rows
 
@@ -180,11 +180,18 @@ def _expand(one: str) -> list[InputFile]:
 def _frames(
     file: InputFile, columns: tuple[str, ...], text_columns: tuple[str, ...], desk: Desk
 ) -> "Iterator[pl.DataFrame]":
+    import polars as pl
+
+    is_json = file.format in ("jsonl", "json")
     sources = (_SOURCE,) if _SOURCE not in columns and _has_source(file) else ()
-    strings = (*text_columns, *(sources if file.format in ("jsonl", "json") else ()))
-    options = ReadOptions(columns=(*columns, *sources), string_columns=strings)
+    strings = (*text_columns, *(sources if is_json else ()))
+    nested = [name for name in columns if is_json and name not in text_columns]
+    flat = tuple(name for name in columns if name not in nested)
+    options = ReadOptions(columns=(*flat, *sources), string_columns=strings, raw=bool(nested))
     is_first = True
     for frame in reader(file.format)(file, options, desk):
+        if nested:
+            frame = frame.with_columns(frame[RAW].cast(pl.String).alias(name) for name in nested).drop(RAW)
         if is_first and frame.height:
             is_first = False
             if any(frame[name].null_count() == frame.height for name in columns):

@@ -30,6 +30,8 @@ from marin_zephyr.progress import LogProgress, Progress, Work
 from marin_zephyr.reporting.refusals import num_refused
 from marin_zephyr.tokens import resumption
 from marin_zephyr.tokens.batches import Encoded, RowEncoder, Rows
+from marin_zephyr.tokens.chat import ChatEncoder, ChatFormat
+from marin_zephyr.tokens.completions import CompletionEncoder, CompletionFormat
 from marin_zephyr.tokens.documents import Dirt, FileEnd, input_files, read_rows
 from marin_zephyr.tokens.encoder import encode_rows
 from marin_zephyr.tokens.fast import EngineName, check_name, choose_engine
@@ -85,6 +87,7 @@ def tokenize(
     append_eos: bool = True,
     prepend_bos: bool = False,
     text_field: str = "text",
+    supervised: ChatFormat | CompletionFormat | None = None,
     on_error: OnError = "raise",
     max_bad: float | None = None,
     engine: EngineName = "auto",
@@ -104,6 +107,8 @@ def tokenize(
         prepend_bos: begin each document with its beginning-of-sequence id.
         text_field: the column or field that holds the text. A row without it has no text, and a file whose first rows
             have no such column is refused.
+        supervised: rows are conversations, or prompts with completions, instead of texts, and only what the assistant
+            says, or the completion, counts in the loss. A row without such is a record that cannot be taken.
         on_error: what becomes of a record that cannot be taken (malformed, no UTF-8, a text that is no string):
             ``raise``, ``skip`` (it is counted), or ``quarantine`` (it is kept in ``out_dir/rejects`` with file, place
             and reason).
@@ -123,6 +128,7 @@ def tokenize(
         EngineError: the fast engine gave other ids than the reference on the way; `EngineRefusedError`, before, if it
             was asked for.
         MissingExtraError: ``gigatoken`` was asked for and is not installed.
+        ChatTemplateError: the chat template is missing or malformed.
         OutputError: ``out_dir`` holds something else, or cannot be written.
         OutputBusyError: another run is writing there.
 
@@ -133,13 +139,15 @@ def tokenize(
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     _check_arguments(out, work, workers=workers, part_tokens=part_tokens)
     check_name(engine)
+    if engine == "gigatoken" and supervised is not None:
+        raise UsageError("engine 'gigatoken' encodes plain text, not conversations: take 'tokenizers', or 'auto'")
     dirt = Dirt(on_error, _limit(max_bad, on_error), work / REJECTS)
     began = time.monotonic()
     loaded = load_tokenizer(tokenizer)
     specials = SpecialIds.of(loaded, append_eos=append_eos, prepend_bos=prepend_bos)
     files = input_files(inputs)
     reference = HuggingFaceEngine(loaded)
-    encoder: RowEncoder = TextEncoder(reference, specials, text_field=text_field)
+    encoder = _row_encoder(tokenizer, loaded, specials, text_field=text_field, supervised=supervised)
     settings = {"append_eos": append_eos, "prepend_bos": prepend_bos, "part_tokens": part_tokens}
     lineage = _lineage(files, workers=workers, settings={**encoder.identity, **settings})
     plan = _plan_digest(loaded, lineage)
@@ -150,9 +158,11 @@ def tokenize(
             reused, num_encoded = len(manifest.parts), 0
         else:
             resumption.check_output(out, work)
+            wanted = engine if supervised is None else "tokenizers"
             sample = sample_texts(files, text_field=text_field)
-            chosen, record = choose_engine(loaded, reference, sample, wanted=engine)
-            encoder = TextEncoder(chosen, specials, text_field=text_field)
+            chosen, record = choose_engine(loaded, reference, sample, wanted=wanted)
+            if isinstance(encoder, TextEncoder):
+                encoder = encoder.using(chosen)
             parts = resumption.take_up(work, plan, on_error=on_error, engine=engine)
             sequence = PartSequence(
                 work,
@@ -177,6 +187,23 @@ def tokenize(
     if manifest is None:
         raise InputError(f"no document with text in {', '.join(file.url for file in files[:3])}")
     return _report(out, manifest, reused=reused, num_encoded=num_encoded, seconds=time.monotonic() - began)
+
+
+def _row_encoder(
+    source: str | Path | Tokenizer,
+    tokenizer: Tokenizer,
+    specials: SpecialIds,
+    *,
+    text_field: str,
+    supervised: ChatFormat | CompletionFormat | None,
+) -> RowEncoder:
+    """The encoder of such rows; ``source`` is where the tokenizer came from."""
+    if isinstance(supervised, ChatFormat):
+        beside = None if isinstance(source, Tokenizer) else source
+        return ChatEncoder.of(supervised, tokenizer, specials, beside=beside)
+    if isinstance(supervised, CompletionFormat):
+        return CompletionEncoder(tokenizer, specials, form=supervised)
+    return TextEncoder(HuggingFaceEngine(tokenizer), specials, text_field=text_field)
 
 
 def _write(
@@ -277,7 +304,8 @@ def _input_record(file: InputFile) -> dict[str, Any]:
 def _plan_digest(tokenizer: Tokenizer, lineage: Mapping[str, Any]) -> str:
     """The digest of all that could change a byte of the store: only a store that agrees in it is taken up."""
     ids = {"tokenizer": tokenizer.digest, "eos": tokenizer.eos_id, "bos": tokenizer.bos_id}
-    return hashlib.sha256(json.dumps({**ids, **lineage}, sort_keys=True).encode()).hexdigest()
+    control = {"control": tokenizer.control_ids}
+    return hashlib.sha256(json.dumps({**ids, **control, **lineage}, sort_keys=True).encode()).hexdigest()
 
 
 def _same_store(out: Path, plan: str, dirt: Dirt) -> Manifest:

@@ -1,15 +1,17 @@
 """The manifest of a token store: what is in it, file by file, and where it came from.
 
+It holds the sha256 of every other file, and of itself: a byte that was changed anywhere is laid to the right file.
+
 It is written last and read first, so that a store either has a manifest that describes all of it or does not exist. The
 same bytes come out for the same content: no time, host or absolute path enters.
 
 See: ``docs/reference/token-store.md`` and ``token-store.schema.json``.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from marin_zephyr.errors import TokenStoreError
@@ -115,25 +117,20 @@ class Manifest:
             "parts": [part.to_json() for part in self.parts],
             "lineage": dict(self.lineage),
         }
+        fields["digest"] = _digest(fields)
         return json.dumps(fields, indent=1, ensure_ascii=False).encode() + b"\n"
 
     @classmethod
-    def read(cls, store: Path) -> "Manifest":
-        """Reads the manifest of ``store``.
+    def from_bytes(cls, content: bytes, *, where: str) -> "Manifest":
+        """Reads the content of a ``manifest.json``; ``where`` is what its errors call it.
 
         Raises:
-            TokenStoreError: there is none, or it is damaged, of another schema version, or does not add up.
+            TokenStoreError: it is damaged, of another schema version, or does not add up.
         """
-        path = store / MANIFEST_FILE
         try:
-            fields = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            raise TokenStoreError(
-                f"{store} is no token store: it has no {MANIFEST_FILE}. If a run was killed there, run it again"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise TokenStoreError(f"{path} cannot be read: {error}") from None
-        where = str(path)
+            fields = json.loads(content)
+        except ValueError as error:
+            raise TokenStoreError(f"{where} cannot be read: {error}") from None
         version = _field(fields, "schema_version", int, where)
         if version != SCHEMA_VERSION:
             raise TokenStoreError(f"{where}: schema_version is {version}, this reader knows {SCHEMA_VERSION}")
@@ -152,7 +149,19 @@ class Manifest:
             told, total = _field(fields, key, int, where), getattr(manifest, key)
             if told != total:
                 raise TokenStoreError(f"{where}: {key} is {told}, but the parts add up to {total}")
+        if "digest" in fields and fields["digest"] != _digest(fields):
+            raise TokenStoreError(
+                f"{where} is not as it was written: its digest differs. Restore it; if the change is meant, remove "
+                f"the field digest"
+            )
         return manifest
+
+
+def _digest(fields: Mapping[str, Any]) -> str:
+    """The sha256 of all fields but ``digest``, as JSON without spaces and with sorted keys."""
+    rest = {key: value for key, value in fields.items() if key != "digest"}
+    content = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _field(fields: Any, key: str, kind: Any, where: str) -> Any:

@@ -1,31 +1,38 @@
-"""Reading a token store.
+"""Reading a token store, in a directory or behind a URL.
 
-`TokenStore.open` looks at the manifest and at the size and header of every file, so that a store that opens is whole;
-`TokenStore.verify` reads every byte. Ids are views of memory-mapped files: a document or a range of tokens costs no
-copy unless it spans parts. Documents and tokens are numbered across the parts, from 0.
+`TokenStore.open` looks at the manifest and at the size of every file, so that a store that opens is whole;
+`TokenStore.verify` reads every byte. Ids of a local store are views of memory-mapped files: a document or a range of
+tokens costs no copy unless it spans parts. Of a remote store only the blocks that are asked for are fetched, checked,
+and kept on the disk (`places`). Documents and tokens are numbered across the parts, from 0.
 
 See: ``docs/reference/token-store.md``.
 """
 
 import hashlib
-import zlib
+import json
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from marin_zephyr.durability import file_digest
 from marin_zephyr.errors import TokenStoreError
-from marin_zephyr.tokens.manifest import Manifest
-from marin_zephyr.tokens.parts import BLOCK_BYTES, NUMPY_DTYPES, Part
+from marin_zephyr.progress import Progress
+from marin_zephyr.tokens import verification
+from marin_zephyr.tokens.manifest import MANIFEST_FILE, FileRecord, Manifest
+from marin_zephyr.tokens.parts import NUMPY_DTYPES
+from marin_zephyr.tokens.places import LocalPlace, RemotePlace, place_of
+from marin_zephyr.tokens.reading import PART_FILE, Part
 from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
+from marin_zephyr.tokens.verification import Damage
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+__all__ = ["Damage", "Location", "TokenStore"]
 
 
 class Location(NamedTuple):
@@ -36,25 +43,17 @@ class Location(NamedTuple):
         document: the document's number in the store.
         offset: the token's number in that document.
         source: the name of the file that the document came from (see `TokenStore.source`).
+        input: the name of the file that was tokenized.
+        row: the document's row in that file, from 0; None where rows were left out of the store, so that it cannot
+            be told.
     """
 
     part: str
     document: int
     offset: int
     source: str | None
-
-
-@dataclass(frozen=True)
-class Damage:
-    """A file whose content is not what was written. ``block`` is the 1 MiB block of the ids, where that is known."""
-
-    file: str
-    block: int | None
-
-    def __str__(self) -> str:
-        if self.block is None:
-            return f"{self.file}: sha256 differs from the manifest's"
-        return f"{self.file}: block {self.block} (bytes from {self.block * BLOCK_BYTES:,}) fails its CRC"
+    input: str | None
+    row: int | None
 
 
 @dataclass(frozen=True)
@@ -62,36 +61,57 @@ class TokenStore:
     """A token store that is open for reading.
 
     Attributes:
-        path: its directory.
+        place: where its files lie.
         manifest: what is in it.
         parts: the parts, in the order of their documents.
     """
 
-    path: Path
+    place: LocalPlace | RemotePlace
     manifest: Manifest
     parts: tuple[Part, ...]
 
     @classmethod
-    def open(cls, path: str | Path) -> "TokenStore":
-        """Opens the store in the directory ``path``.
+    def open(
+        cls, where: str | Path, *, cache_dir: str | Path | None = None, cache_bytes: int | None = None
+    ) -> "TokenStore":
+        """Opens the store in a directory or behind a URL.
+
+        Args:
+            where: the store's directory, or a URL that fsspec knows: ``s3://bucket/store``, ``https://...``.
+            cache_dir: where blocks of remote stores are kept; by default below ``$MARIN_CACHE``, else the user's cache.
+            cache_bytes: how much of them is kept, by default ``$MARIN_CACHE_GB`` gigabytes, else 32; what was not used
+                for longest goes first.
 
         Raises:
-            TokenStoreError: there is no manifest, or a file is missing, of another size, of another kind, or another
-                tokenizer; the message names it.
+            TokenStoreError: there is no manifest, or a file is missing, of another size, of another kind, not in the
+                manifest, or another tokenizer; the message names it.
+            InputError: the URL cannot be reached.
+            MissingExtraError: the URL's protocol needs an extra; the message has its install line.
         """
-        directory = Path(path)
-        manifest = Manifest.read(directory)
+        place = place_of(where, cache_dir=cache_dir, cache_bytes=cache_bytes)
+        content = place.read(MANIFEST_FILE)
+        if content is None:
+            raise TokenStoreError(_why_none(place))
+        manifest = Manifest.from_bytes(content, where=place.path(MANIFEST_FILE))
         if manifest.dtype not in NUMPY_DTYPES:
-            raise TokenStoreError(f"{directory}: dtype is {manifest.dtype!r}, not one of {', '.join(NUMPY_DTYPES)}")
-        parts = tuple(Part(directory=directory, record=record, dtype=manifest.dtype) for record in manifest.parts)
+            raise TokenStoreError(
+                f"{place.path(MANIFEST_FILE)}: dtype is {manifest.dtype!r}, not one of {', '.join(NUMPY_DTYPES)}"
+            )
+        parts = tuple(Part(place=place, record=record, dtype=manifest.dtype) for record in manifest.parts)
+        listed = [name for record in manifest.parts for name in record.files]
+        sizes = place.sizes([TOKENIZER_FILE, *listed])
         for part in parts:
-            part.check()
-        tokenizer = directory / TOKENIZER_FILE
-        if not tokenizer.is_file():
-            raise TokenStoreError(f"{tokenizer} is missing")
-        if file_digest(tokenizer) != manifest.tokenizer_digest:
-            raise TokenStoreError(f"{tokenizer} is not the tokenizer that the store was made with: its sha256 differs")
-        return cls(path=directory, manifest=manifest, parts=parts)
+            part.check(sizes)
+        if strangers := sorted(set(filter(PART_FILE.fullmatch, sizes)).difference(listed)):
+            raise TokenStoreError(
+                f"{place.path(strangers[0])} is not in the manifest: another store's file? Move it elsewhere"
+            )
+        if TOKENIZER_FILE not in sizes:
+            raise TokenStoreError(f"{place.path(TOKENIZER_FILE)} is missing")
+        store = cls(place=place, manifest=manifest, parts=parts)
+        if isinstance(place, LocalPlace):  # a remote one is checked on arrival, when it is first needed
+            store._check_tokenizer()
+        return store
 
     @property
     def num_documents(self) -> int:
@@ -111,7 +131,15 @@ class TokenStore:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the store was made with, loaded on first use."""
-        return load_tokenizer(self.path)
+        return load_tokenizer(self.place.local(TOKENIZER_FILE, self._tokenizer_record))
+
+    @cached_property
+    def is_lossless(self) -> bool:
+        """Whether decoding a document gives back its text byte for byte: the tokenizer is byte-level and changes
+        nothing before, and the text is not a chat of which parts were rendered."""
+        fields = json.loads(self.place.local(TOKENIZER_FILE, self._tokenizer_record).read_bytes())
+        is_byte_level = (fields.get("decoder") or {}).get("type") == "ByteLevel" and fields.get("normalizer") is None
+        return is_byte_level and not any(part.file("mask") in part.record.files for part in self.parts)
 
     def document(self, index: int) -> "NDArray[np.integer]":
         """The ids of document ``index``, special ones included: shape ``[tokens]``, read-only.
@@ -119,8 +147,27 @@ class TokenStore:
         Raises:
             IndexError: there is no such document.
         """
-        part, within = _find(self._first_documents, index, "document")
-        return self.parts[part].document(within)
+        part, within = self.part_of(index)
+        return part.document(within)
+
+    def mask(self, index: int) -> "NDArray[np.bool_]":
+        """Which ids of document ``index`` count in the loss: all, where the store has no mask.
+
+        Raises:
+            IndexError: there is no such document.
+        """
+        part, within = self.part_of(index)
+        start = int(part.offsets[within]) // part.itemsize
+        return part.mask(start, start + int(part.lengths[within]))
+
+    def part_of(self, index: int) -> tuple[Part, int]:
+        """The part that holds document ``index``, and its number there.
+
+        Raises:
+            IndexError: there is no such document.
+        """
+        number, within = _find(self.first_documents, index, "document")
+        return self.parts[number], within
 
     def text(self, index: int) -> str:
         """The text of document ``index``, without the ids that begin and end it."""
@@ -141,11 +188,11 @@ class TokenStore:
             raise IndexError(f"tokens {start} to {stop} of a store of {self.num_tokens}")
         if start == stop:
             return np.zeros(0, NUMPY_DTYPES[self.manifest.dtype])
-        first, _ = _find(self._first_tokens, start, "token")
-        last, _ = _find(self._first_tokens, stop - 1, "token")
-        begins = self._first_tokens
+        first, _ = _find(self.first_tokens, start, "token")
+        last, _ = _find(self.first_tokens, stop - 1, "token")
+        begins = self.first_tokens
         slices = [
-            self.parts[number].ids[max(start - begins[number], 0) : stop - begins[number]]
+            self.parts[number].tokens(max(start - begins[number], 0), min(stop, begins[number + 1]) - begins[number])
             for number in range(first, last + 1)
         ]
         return slices[0] if len(slices) == 1 else np.concatenate(slices)
@@ -158,12 +205,12 @@ class TokenStore:
         """
         import numpy as np
 
-        number, within = _find(self._first_tokens, token, "token")
+        number, within = _find(self.first_tokens, token, "token")
         part = self.parts[number]
-        starts = part.offsets // part.ids.itemsize
-        document = int(np.searchsorted(starts, within, side="right")) - 1
-        index = self._first_documents[number] + document
-        return Location(part.record.name, index, within - int(starts[document]), self.source(index))
+        document = int(np.searchsorted(part.offsets, within * part.itemsize, side="right")) - 1
+        index = self.first_documents[number] + document
+        offset = within - int(part.offsets[document]) // part.itemsize
+        return Location(part.record.name, index, offset, self.source(index), *self._input(index))
 
     def source(self, index: int) -> str | None:
         """The name of the file that document ``index`` came from.
@@ -175,23 +222,57 @@ class TokenStore:
         Raises:
             IndexError: there is no such document.
         """
-        number, within = _find(self._first_documents, index, "document")
-        if (sources := self.parts[number].sources) is None:
+        part, within = self.part_of(index)
+        if (sources := part.sources) is None:
             return None
         names, firsts = sources
         return names[_find(firsts, within, "document")[0]]
 
-    def verify(self) -> tuple[Damage, ...]:
-        """Reads every byte of every part; what is damaged, or nothing."""
-        return tuple(damage for part in self.parts for damage in _verify(part))
+    def verify(self, *, progress: Progress | None = None) -> tuple[Damage, ...]:
+        """Reads every byte of every part where it lies, past any cache; what is damaged, or nothing.
+
+        Args:
+            progress: is told how it goes.
+
+        Raises:
+            InputError: a remote file cannot be read.
+        """
+        return verification.verify(self, progress=progress)
 
     @cached_property
-    def _first_documents(self) -> list[int]:
+    def first_documents(self) -> list[int]:
+        """The number of each part's first document, and of all documents."""
         return [0, *accumulate(record.num_documents for record in self.manifest.parts)]
 
     @cached_property
-    def _first_tokens(self) -> list[int]:
+    def first_tokens(self) -> list[int]:
+        """The number of each part's first token, and of all tokens."""
         return [0, *accumulate(record.num_tokens for record in self.manifest.parts)]
+
+    @property
+    def _tokenizer_record(self) -> FileRecord:
+        size = self.place.sizes([TOKENIZER_FILE])[TOKENIZER_FILE]
+        return FileRecord(size=size, sha256=self.manifest.tokenizer_digest)
+
+    def _check_tokenizer(self) -> None:
+        content = self.place.read(TOKENIZER_FILE) or b""
+        if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer_digest:
+            raise TokenStoreError(
+                f"{self.place.path(TOKENIZER_FILE)} is not the tokenizer that the store was made with: its sha256 "
+                f"differs"
+            )
+
+    def _input(self, index: int) -> tuple[str | None, int | None]:
+        """The tokenized file that document ``index`` is from, and its row there if no row was left out."""
+        inputs = self.manifest.lineage.get("inputs", ())
+        try:
+            firsts = [0, *accumulate(int(file["num_documents"]) for file in inputs)]
+            number, row = _find(firsts, index, "document")
+            name = str(inputs[number]["name"])
+        except (TypeError, KeyError, ValueError, IndexError):  # another tool's lineage
+            return None, None
+        left_out = self.manifest.lineage.get("num_empty") != 0 or "rejects" in self.manifest.lineage
+        return name, None if left_out else row
 
 
 def _find(firsts: Sequence[int], index: int, kind: str) -> tuple[int, int]:
@@ -202,22 +283,18 @@ def _find(firsts: Sequence[int], index: int, kind: str) -> tuple[int, int]:
     return number, index - firsts[number]
 
 
-def _verify(part: Part) -> Iterator[Damage]:
-    """The damage in one part: by block in the ids, by file in the rest."""
-    ids = f"{part.record.name}.bin"
-    for name, record in part.record.files.items():
-        if name != ids and file_digest(part.directory / name) != record.sha256:
-            yield Damage(file=name, block=None)
-    checksums = (part.directory / f"{part.record.name}.crc").read_bytes()
-    expected = [int.from_bytes(checksums[at : at + 4], "little") for at in range(0, len(checksums), 4)]
-    digest = hashlib.sha256()
-    bad_blocks: list[int] = []
-    with (part.directory / ids).open("rb") as file:
-        for number, checksum in enumerate(expected):
-            block = file.read(BLOCK_BYTES)
-            digest.update(block)
-            if zlib.crc32(block) != checksum:
-                bad_blocks.append(number)
-        digest.update(file.read())
-    if digest.hexdigest() != part.record.files[ids].sha256:
-        yield from (Damage(file=ids, block=block) for block in bad_blocks or [None])
+def _why_none(place: LocalPlace | RemotePlace) -> str:
+    """What there is where no manifest is."""
+    none = f"it has no {MANIFEST_FILE}"
+    if isinstance(place, LocalPlace):
+        path = Path(str(place))
+        if path.is_file():
+            return f"{path} is a file: give the directory that holds the store's {MANIFEST_FILE}"
+        if not path.exists():
+            return f"{path} does not exist"
+        if any(path.glob("*.idx")) and not any(map(PART_FILE.fullmatch, place.sizes([]))):
+            return (
+                f"{path} is no token store: it has Megatron's files, but {none}, which tells the tokenizer and what "
+                f"they must hold. Tokenize the documents with `zephyr tokenize`"
+            )
+    return f"{place} is no token store: {none}. If a run was killed there, run it again"

@@ -2,7 +2,8 @@
 
 `HuggingFaceEngine` is the engine that is always there. `tokenizers` leaves the interpreter's lock while it encodes, so
 each thread needs only a replica of its own: threads that share one contend for its cache of words. The cache is made
-larger than `tokenizers` makes it, since what text repeats is words. Long texts are cut (`cutting`): that bounds memory.
+larger than `tokenizers` makes it, since what text repeats is words. Long texts are encoded in stretches
+(`cutting`): that bounds memory.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from marin_zephyr.errors import EngineError, TokenizerError
+from marin_zephyr.errors import EngineError, TextTooLongError, TokenizerError
 from marin_zephyr.tokens.batches import Encoded, Engine, Rows
-from marin_zephyr.tokens.cutting import cut
+from marin_zephyr.tokens.cutting import LongEncoder
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-_BATCH_CHARS = 512 << 10
-_PIECE_CHARS = 128 << 10
+# While it is encoded, text takes some hundred bytes a token: of so little of it, memory that is given back is used again.
+_BATCH_CHARS = 96 << 10
+_STRETCH_CHARS = 128 << 10
 _CACHED_WORDS = 1 << 16
 
 
@@ -100,10 +102,14 @@ class TextEncoder:
 
     def replica(self) -> "TextEncoder":
         """An equal encoder with an engine of its own."""
-        return TextEncoder(self._engine.replica(), self._specials, text_field=self._text_field)
+        return self.using(self._engine.replica())
+
+    def using(self, engine: Engine) -> "TextEncoder":
+        """The same with another engine."""
+        return TextEncoder(engine, self._specials, text_field=self._text_field)
 
     def encode(self, rows: Rows) -> Encoded:
-        """Every row is a document; none is refused.
+        """Every row is a document but those whose text can only be encoded whole, and is too long for that.
 
         Raises:
             EngineError: the engine's ids of a document are not those of the reference: which file and row.
@@ -115,14 +121,33 @@ class TextEncoder:
         column = rows.frame[self._text_field].cast(pl.String)
         texts = column.rechunk().to_arrow().cast(pa.large_string())
         try:
-            ids, lengths = self._specials.around(*self._engine.encode(texts))
+            (ids, lengths), refused = self._engine.encode(texts), {}
+        except TextTooLongError:
+            ids, lengths, refused = self._one_by_one(texts)
         except EngineError as error:
             if error.number is None:
                 raise
             where = f"{rows.sources[error.number]}, row {rows.first_row + error.number}"
             raise EngineError(f"{where}: {error}", number=error.number) from None
+        ids, lengths = self._specials.around(ids, lengths)
         num_bytes = column.str.len_bytes().fill_null(0).to_numpy().astype(np.int64)
-        return Encoded(ids=ids, lengths=lengths, num_bytes=num_bytes, mask=None, refused={})
+        return Encoded(ids=ids, lengths=lengths, num_bytes=num_bytes, mask=None, refused=refused)
+
+    def _one_by_one(
+        self, texts: "pa.LargeStringArray"
+    ) -> "tuple[NDArray[np.int32], NDArray[np.int64], dict[int, str]]":
+        """Ids and lengths, and of the rows that cannot be encoded the reasons."""
+        import numpy as np
+
+        arrays, lengths, refused = [np.zeros(0, np.int32)], np.zeros(len(texts), np.int64), {}
+        for number in range(len(texts)):
+            try:
+                ids, [lengths[number]] = self._engine.encode(texts.slice(number, 1))
+            except TextTooLongError as error:
+                refused[number] = str(error)
+            else:
+                arrays.append(ids)
+        return np.concatenate(arrays), lengths, refused
 
 
 class HuggingFaceEngine:
@@ -142,41 +167,52 @@ class HuggingFaceEngine:
         import numpy as np
 
         lengths = np.zeros(len(texts), np.int64)
-        arrays: list[NDArray[np.int32]] = []
-        for owners, pieces in self._batches(texts.to_pylist()):
-            encodings = self._backend.encode_batch_fast(pieces, add_special_tokens=False)
-            counts = [len(encoding) for encoding in encodings]
-            lengths += np.bincount(owners, counts, minlength=len(texts)).astype(np.int64)
+        arrays: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
+        for numbers, batch in _batches(texts.to_pylist()):
+            if len(batch[0]) > _STRETCH_CHARS:
+                found = list(self._long.encode(batch[0], limit=_STRETCH_CHARS))
+                lengths[numbers] = sum(map(len, found))
+                arrays += found
+                continue
+            encodings = self._backend.encode_batch_fast(batch, add_special_tokens=False)
+            lengths[numbers] = counts = [len(encoding) for encoding in encodings]
             ids = np.empty(sum(counts), np.int32)
             at = 0
             for encoding, count in zip(encodings, counts, strict=True):
                 ids[at : at + count] = encoding.ids
                 at += count
             arrays.append(ids)
-        return np.concatenate([np.zeros(0, np.int32), *arrays]), lengths
+        return np.concatenate(arrays), lengths
 
     @cached_property
     def _backend(self) -> Any:
-        backend = self._tokenizer.backend
+        backend = self._tokenizer.encoder
         resize = getattr(backend.model, "_resize_cache", None)
         if resize is not None:
             resize(_CACHED_WORDS)
         return backend
 
-    def _batches(self, texts: Sequence[str | None]) -> Iterator[tuple[list[int], list[str]]]:
-        """Pieces of texts, with the number of the text that each belongs to, so many at once as memory allows."""
-        owners: list[int] = []
-        pieces: list[str] = []
-        size = 0
-        for number, text in enumerate(texts):
-            if not text:
-                continue
-            for piece in (text,) if len(text) <= _PIECE_CHARS else cut(text, self._tokenizer, limit=_PIECE_CHARS):
-                owners.append(number)
-                pieces.append(piece)
-                size += len(piece)
-                if size >= _BATCH_CHARS:
-                    yield owners, pieces
-                    owners, pieces, size = [], [], 0
-        if pieces:
-            yield owners, pieces
+    @cached_property
+    def _long(self) -> LongEncoder:
+        return LongEncoder(self._tokenizer)
+
+
+def _batches(texts: Sequence[str | None]) -> Iterator[tuple[list[int], list[str]]]:
+    """Texts and their numbers, so many at once as memory allows; a long one is alone."""
+    numbers: list[int] = []
+    batch: list[str] = []
+    size = 0
+    for number, text in enumerate(texts):
+        if not text:
+            continue
+        if batch and (size + len(text) > _BATCH_CHARS or len(text) > _STRETCH_CHARS):
+            yield numbers, batch
+            numbers, batch, size = [], [], 0
+        numbers.append(number)
+        batch.append(text)
+        size += len(text)
+        if len(text) > _STRETCH_CHARS:
+            yield numbers, batch
+            numbers, batch, size = [], [], 0
+    if batch:
+        yield numbers, batch

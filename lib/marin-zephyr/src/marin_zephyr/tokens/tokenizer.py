@@ -15,12 +15,13 @@ See: Sennrich et al. 2016 (arXiv 1508.07909) for BPE; Radford et al. 2019 for it
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.errors import TokenizerError
+from marin_zephyr.tokens.backends import build_encoder, build_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,11 +44,14 @@ class Tokenizer:
         content: the ``tokenizer.json``, byte for byte.
         eos_id: the id that ends a sequence, or None if the tokenizer has none.
         bos_id: the id that begins a sequence, or None.
+        control_ids: further ids that no text may reach though ``content`` does not mark them as special: those that the
+            files beside it call special.
     """
 
     content: bytes = field(repr=False)
     eos_id: int | None
     bos_id: int | None
+    control_ids: tuple[int, ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -61,12 +65,22 @@ class Tokenizer:
 
     @cached_property
     def backend(self) -> "tokenizers.Tokenizer":
-        """The ``tokenizers`` object, built on first use."""
-        return _build(self.content, protect=(self.eos_id, self.bos_id))
+        """The ``tokenizers`` object of the whole file, built on first use: for names, settings and decoding."""
+        return build_whole(self.content, self.special_ids)
+
+    @cached_property
+    def encoder(self) -> "tokenizers.Tokenizer":
+        """The ``tokenizers`` object that encodes, and that no text makes yield a special id."""
+        return build_encoder(self.content, self.special_ids)
+
+    @property
+    def special_ids(self) -> tuple[int, ...]:
+        """The ids that are special whatever ``content`` says of their tokens."""
+        return (*(i for i in (self.eos_id, self.bos_id) if i is not None), *self.control_ids)
 
     def replica(self) -> "Tokenizer":
-        """An equal tokenizer with a backend of its own: threads that share one contend for its cache."""
-        return Tokenizer(content=self.content, eos_id=self.eos_id, bos_id=self.bos_id)
+        """An equal tokenizer with backends of its own: threads that share one contend for its cache."""
+        return replace(self)
 
     def encode_batch(self, texts: Sequence[str]) -> "list[NDArray[np.int32]]":
         """The ids of each text, without any special token.
@@ -79,7 +93,7 @@ class Tokenizer:
         """
         import numpy as np
 
-        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self.encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.fromiter(encoding.ids, np.int32, count=len(encoding)) for encoding in encodings]
 
     def decode(self, ids: "Sequence[int] | NDArray[np.integer]") -> str:
@@ -116,7 +130,7 @@ def load_tokenizer(
             f"no tokenizer at {path}: give a tokenizer.json, a directory that holds one, or 'bytes'"
         ) from None
     try:
-        backend = _build(content, protect=())
+        backend = build_whole(content)
     except Exception as error:  # the binding raises bare Exception
         raise TokenizerError(f"{path} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
     named = _config_tokens(path.with_name("tokenizer_config.json"))
@@ -148,24 +162,6 @@ def byte_tokenizer() -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     return Tokenizer(content=backend.to_str(pretty=True).encode(), eos_id=256, bos_id=None)
-
-
-def _build(content: bytes, *, protect: Sequence[int | None]) -> "tokenizers.Tokenizer":
-    """The backend of a ``tokenizer.json``, encoding whole documents as plain text.
-
-    ``protect`` are ids that no text may produce even if the file forgot to mark their tokens as special.
-    """
-    from tokenizers import Tokenizer as Backend
-
-    fields = json.loads(content)
-    for token in fields.get("added_tokens") or ():
-        if token["id"] in protect:
-            token["special"] = True
-    backend = Backend.from_str(json.dumps(fields))
-    backend.encode_special_tokens = True
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
 
 
 def _byte_symbols() -> list[str]:
