@@ -58,6 +58,23 @@ def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool
     _print(result.to_dict() if json else text)
 
 
+def held_out(checkpoint: Path, /, *, batch_size: int = 8, json: bool = False) -> None:
+    """Score what a run's own mixture holds out, component by component.
+
+    Example: marin-train held-out runs/nano
+
+    Args:
+        checkpoint: a checkpoint, or a run's directory, whose newest one is taken.
+        batch_size: sequences at a time.
+        json: print the losses as JSON.
+    """
+    from marin_train.held_out import evaluate_held_out
+
+    results = evaluate_held_out(checkpoint, batch_size=batch_size)
+    lines = [f"{r.component}: loss {r.loss:.4f} nats/token ({r.num_tokens:,} tokens)" for r in results]
+    _print([r.to_dict() for r in results] if json else "\n".join(lines))
+
+
 def generate(
     checkpoint: Path,
     prompt: str,
@@ -157,7 +174,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     # Progress is ours to tell; what the libraries below have to say is not, unless it warns.
     logging.getLogger("marin_train").setLevel(logging.INFO)
-    commands = {"run": run, "eval": evaluate, "generate": generate, "describe": describe, "data": data}
+    commands = {
+        "run": run,
+        "eval": evaluate,
+        "generate": generate,
+        "describe": describe,
+        "data": data,
+        "held-out": held_out,
+    }
     description = "Train, evaluate and sample language models. Exit codes: 0 done, 1 failed, 2 bad input, 3 refused."
     try:
         tyro.extras.subcommand_cli_from_dict(
