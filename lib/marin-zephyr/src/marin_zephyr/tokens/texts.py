@@ -106,7 +106,7 @@ class TextEncoder:
 
     def using(self, engine: Engine) -> "TextEncoder":
         """The same with another engine."""
-        return TextEncoder(engine, self._specials, text_field=self._text_field)
+        return type(self)(engine, self._specials, text_field=self._text_field)
 
     def encode(self, rows: Rows) -> Encoded:
         """Every row is a document but those whose text can only be encoded whole, and is too long for that.
