@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -15,10 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from marin_zephyr.errors import EngineError, EngineRefusedError, MissingExtraError, UsageError
-from marin_zephyr.tokens import Tokenizer, byte_tokenizer
+from marin_zephyr.cli import main
+from marin_zephyr.errors import BadRecordError, EngineError, EngineRefusedError, MissingExtraError, UsageError
+from marin_zephyr.tokens import Tokenizer, byte_tokenizer, tokenize
 from marin_zephyr.tokens import fast as module
+from marin_zephyr.tokens.documents import input_files
 from marin_zephyr.tokens.fast import CheckedEngine, FastEngine, choose_engine, plain_json
+from marin_zephyr.tokens.sample import sample_texts
 from marin_zephyr.tokens.training import PATTERN
 from marin_zephyr.tokens.traps import TRAPS
 
@@ -199,8 +204,10 @@ def test_an_engine_is_equal_on_every_trap_or_is_not_chosen(kind: str) -> None:
         assert record["parity"]["num_documents"] == 10
         assert record["parity"]["num_bytes"] == sum(len(text.encode()) for text in _training_texts())
         assert_equal(engine.encode(column(TRAPS)), Reference(made(kind)).encode(column(TRAPS)))
-    else:
+    elif kind != "bytes":
         assert "gigatoken" in record["refused"]
+    else:
+        assert "refused" not in record  # it merges nothing, so that nobody asks
 
 
 def test_special_tokens_in_a_document_stay_text(trained: Tokenizer) -> None:
@@ -276,10 +283,23 @@ def test_a_difference_while_encoding_names_the_document(trained: Tokenizer) -> N
     assert 0 < len(chosen) < 20  # about one in three thousand of 21,000
     number = chosen[-1]
     with pytest.raises(EngineError, match="differ from id 0 on") as caught:
-        CheckedEngine(Wrong(reference, texts[number]), reference).encode(column_)
+        CheckedEngine(Wrong(reference, texts[number]), reference, reference).encode(column_)
     assert caught.value.number == number
     assert repr(texts[number]) in str(caught.value)
     assert caught.value.exit_code == 1
+
+
+def test_long_documents_are_those_of_the_reference(trained: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 10)
+    texts = column(["short", "a longer text", None, "another longer text", "", "an", "and one more long text"])
+    reference = Reference(trained)
+    wrong = CheckedEngine(Wrong(reference), reference, reference)  # of more than ten bytes it would be noticed
+    ids, lengths = wrong.encode(texts)
+    right, counts = reference.encode(texts)
+    assert lengths.tolist() == counts.tolist()
+    long = np.repeat([len(text or "") > 10 for text in texts.to_pylist()], lengths)
+    assert ids[long].tolist() == right[long].tolist()
+    assert ids[~long].tolist() != right[~long].tolist()
 
 
 def test_which_documents_are_checked_depends_on_them_alone(trained: Tokenizer) -> None:
@@ -331,3 +351,66 @@ def test_the_reference_draws_no_sample(trained: Tokenizer) -> None:
 def test_an_unknown_engine_is_a_usage_error(trained: Tokenizer) -> None:
     with pytest.raises(UsageError, match="one of auto, tokenizers, gigatoken"):
         choose_engine(trained, Reference(trained), [], wanted="quick")  # type: ignore[arg-type]
+
+
+def lineage(store: Path) -> list[dict[str, Any]]:
+    """What a store says of its engines."""
+    return json.loads((store / "manifest.json").read_text())["lineage"]["engines"]
+
+
+def test_a_store_has_the_same_bytes_with_either_engine_and_says_which_it_was(
+    tokenizer_file: Path, corpus: list[str], write_parquet: Callable[..., Path], tmp_path: Path
+) -> None:
+    source = write_parquet(tmp_path / "in.parquet", corpus)
+    stores = [tmp_path / "tokenizers", tmp_path / "gigatoken"]
+    for store in stores:
+        tokenize(source, store, tokenizer=tokenizer_file, engine=store.name, part_tokens=5000)  # type: ignore[arg-type]
+    assert (stores[0] / "part-00000.bin").read_bytes() == (stores[1] / "part-00000.bin").read_bytes()
+    manifests = [json.loads((store / "manifest.json").read_text()) for store in stores]
+    assert manifests[0]["lineage"].pop("engines") == [
+        {"name": "tokenizers", "version": version("tokenizers"), "num_parts": len(manifests[0]["parts"])}
+    ]
+    (engine,) = manifests[1]["lineage"].pop("engines")
+    assert engine["name"] == "gigatoken"
+    assert 0 < engine["parity"]["num_documents"] <= len(corpus)
+    assert manifests[0].pop("digest") != manifests[1].pop("digest")
+    assert manifests[0] == manifests[1]
+
+
+def test_what_the_fast_engine_left_is_encoded_again_by_tokenizers_and_taken_up_otherwise(
+    tokenizer_file: Path, corpus: list[str], write_parquet: Callable[..., Path], tmp_path: Path
+) -> None:
+    source, bad = write_parquet(tmp_path / "in.parquet", corpus), tmp_path / "in.jsonl"
+    bad.write_text('{"text": 1}\n')  # ends the first run after its last part
+    for engine, names, reused in (("tokenizers", ["tokenizers"], False), ("auto", ["gigatoken"], True)):
+        store = tmp_path / engine
+        with pytest.raises(BadRecordError):
+            tokenize([source, bad], store, tokenizer=tokenizer_file, part_tokens=2000, engine="gigatoken")
+        left = len(list(store.rglob("part-*.json")))
+        assert left > 1
+        report = tokenize(
+            [source, bad], store, tokenizer=tokenizer_file, part_tokens=2000, on_error="skip", engine=engine
+        )  # type: ignore[call-overload]
+        assert (report.num_parts_reused == left) is reused
+        assert [run["name"] for run in lineage(store)] == names
+
+
+def test_the_sample_is_the_first_documents_of_files_that_lie_evenly(tmp_path: Path) -> None:
+    for number in range(5):
+        lines = (json.dumps({"text": f"file {number} line {line} " + "x" * 5000}) + "\n" for line in range(100))
+        (tmp_path / f"{number}.jsonl").write_text("".join(lines))
+    drawn = [texts.to_pylist() for texts in sample_texts(input_files(tmp_path), text_field="text")]
+    assert [texts[0].split()[1] for texts in drawn] == ["1", "3"]
+    assert [texts[-1].split()[3] for texts in drawn] == [str(len(texts) - 1) for texts in drawn]
+    assert 100_000 < sum(len(text) for texts in drawn for text in texts) < 160_000
+
+
+def test_the_command_line_refuses_an_engine_that_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(made("no regex").content)
+    (tmp_path / "in.jsonl").write_text('{"text": "some words"}\n')
+    words = ["tokenize", str(tmp_path / "in.jsonl"), "--tokenizer", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert main([*words, "--engine", "gigatoken"]) == 3
+    assert "differ from id" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    assert main(words) == 0
+    assert "gigatoken" in lineage(tmp_path / "out")[0]["refused"]

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,12 @@ from marin_zephyr.tokens.chat import ChatEncoder, ChatFormat
 from marin_zephyr.tokens.completions import CompletionEncoder, CompletionFormat
 from marin_zephyr.tokens.documents import Dirt, FileEnd, input_files, read_rows
 from marin_zephyr.tokens.encoder import encode_rows
+from marin_zephyr.tokens.fast import EngineName, check_name, choose_engine
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest
 from marin_zephyr.tokens.parts import dtype_for
-from marin_zephyr.tokens.resumption import PartSequence
+from marin_zephyr.tokens.publishing import publishable
+from marin_zephyr.tokens.resumption import FinishedPart, PartSequence
+from marin_zephyr.tokens.sample import sample_texts
 from marin_zephyr.tokens.store import TokenStore
 from marin_zephyr.tokens.texts import HuggingFaceEngine, SpecialIds, TextEncoder
 from marin_zephyr.tokens.tokenizer import Tokenizer, load_tokenizer
@@ -74,6 +78,7 @@ class TokenizeReport:
     bytes_per_token: float
 
 
+@publishable
 def tokenize(
     inputs: str | Path | Sequence[str | Path],
     out_dir: str | Path,
@@ -87,6 +92,7 @@ def tokenize(
     supervised: ChatFormat | CompletionFormat | None = None,
     on_error: OnError = "raise",
     max_bad: float | None = None,
+    engine: EngineName = "auto",
     work_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> TokenizeReport:
@@ -95,7 +101,8 @@ def tokenize(
     Args:
         inputs: files of any format that the package reads, directories, globs, URLs, or a list of these (see
             `input_files`).
-        out_dir: where the store goes: a new or empty directory, or one that this very call has left there before.
+        out_dir: where the store goes: a new or empty directory, or one that this very call has left there before; or a
+            URL, where it is copied when it is finished (see `publishable`).
         tokenizer: what `load_tokenizer` takes.
         workers: threads that encode, by default one a CPU that this process may use; the store does not depend on it.
         part_tokens: a part ends with the document that brings it to this many ids. A killed run loses at most one part.
@@ -109,6 +116,9 @@ def tokenize(
             ``raise``, ``skip`` (it is counted), or ``quarantine`` (it is kept in ``out_dir/rejects`` with file, place
             and reason).
         max_bad: how many may be refused before the run fails: a number of them (100) or a share of the rows (0.01).
+        engine: what encodes: ``auto`` takes ``gigatoken`` (extra ``fast``) if it is installed and gives the very ids of
+            ``tokenizers`` on a sample of these inputs (see `fast`), else ``tokenizers``. The store's ids do not depend
+            on it; its lineage says which it was.
         work_dir: where parts are until the store is complete; by default within ``out_dir``. Give one that outlives
             ``out_dir`` if that is a new directory for each attempt.
         progress: is told how it goes; by default lines of the log.
@@ -118,6 +128,9 @@ def tokenize(
             (`BadRecordError`), or too many cannot (`TooManyBadRecordsError`).
         SchemaError: a file has no such column.
         TokenizerError: the tokenizer is missing, or has no id for what is to be appended or prepended.
+        EngineError: the fast engine gave other ids than the reference on the way; `EngineRefusedError`, before, if it
+            was asked for.
+        MissingExtraError: ``gigatoken`` was asked for and is not installed.
         ChatTemplateError: the chat template is missing or malformed.
         OutputError: ``out_dir`` holds something else, or cannot be written.
         OutputBusyError: another run is writing there.
@@ -128,11 +141,15 @@ def tokenize(
     work = Path(work_dir) if work_dir is not None else out / ".work"
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
     _check_arguments(out, work, workers=workers, part_tokens=part_tokens)
+    check_name(engine)
+    if engine == "gigatoken" and supervised is not None:
+        raise UsageError("engine 'gigatoken' encodes plain text, not conversations: take 'tokenizers', or 'auto'")
     dirt = Dirt(on_error, _limit(max_bad, on_error), work / REJECTS)
     began = time.monotonic()
     loaded = load_tokenizer(tokenizer)
     specials = SpecialIds.of(loaded, append_eos=append_eos, prepend_bos=prepend_bos)
     files = input_files(inputs)
+    reference = HuggingFaceEngine(loaded)
     encoder = _row_encoder(tokenizer, loaded, specials, text_field=text_field, supervised=supervised)
     settings = {"append_eos": append_eos, "prepend_bos": prepend_bos, "part_tokens": part_tokens}
     lineage = _lineage(files, workers=workers, settings={**encoder.identity, **settings})
@@ -144,7 +161,12 @@ def tokenize(
             reused, num_encoded = len(manifest.parts), 0
         else:
             resumption.check_output(out, work)
-            parts = resumption.take_up(work, plan, on_error=on_error)
+            wanted = engine if supervised is None else "tokenizers"
+            sample = sample_texts(files, text_field=text_field)
+            chosen, record = choose_engine(loaded, reference, sample, wanted=wanted)
+            if isinstance(encoder, TextEncoder):
+                encoder = encoder.using(chosen)
+            parts = resumption.take_up(work, plan, on_error=on_error, engine=engine)
             sequence = PartSequence(
                 work,
                 parts=parts,
@@ -152,6 +174,7 @@ def tokenize(
                 part_tokens=part_tokens,
                 dirt=dirt,
                 files=tuple(file.name for file in files),
+                engine=record,
             )
             reused, num_known = len(parts), sequence.num_tokens
             rows = read_rows(
@@ -320,8 +343,20 @@ def _manifest(
         bos_id=specials.bos,
         eos_id=specials.eos,
         parts=tuple(part.record for part in sequence.parts),
-        lineage={**lineage, "inputs": inputs, "num_empty": sequence.num_empty, **rejects},
+        lineage={
+            **lineage,
+            "inputs": inputs,
+            "num_empty": sequence.num_empty,
+            "engines": _engines(sequence.parts),
+            **rejects,
+        },
     )
+
+
+def _engines(parts: Sequence[FinishedPart]) -> list[dict[str, Any]]:
+    """What encoded the parts, in their order, with the number of parts in a row that each did."""
+    runs = groupby(part.engine for part in parts)
+    return [{**engine, "num_parts": sum(1 for _ in run)} for engine, run in runs]
 
 
 def _report(out: Path, manifest: Manifest, *, reused: int, num_encoded: int, seconds: float) -> TokenizeReport:

@@ -41,7 +41,8 @@ type EngineName = Literal["auto", "tokenizers", "gigatoken"]
 ENGINES: tuple[EngineName, ...] = ("auto", "tokenizers", "gigatoken")
 
 CHECK_ONE_IN = 3000
-_CHECKED_BYTES = 1 << 20  # a longer document is not encoded twice: the reference would hold up its thread
+MOST_BYTES = 1 << 20
+"""A longer document is the reference's alone, which may refuse it (`cutting`), and bounds the memory that it takes."""
 _MULTIPLIER = 0xBF58476D1CE4E5B9  # of splitmix64: odd, its bits mix well
 _SHARE_OF_BUILDING = 20  # an engine is built anew when it has worked this many times as long as its building took,
 _LEAST_SECONDS = 2.0  # and no sooner than this: what it remembers grows with every new word, and is never let go
@@ -106,11 +107,13 @@ class CheckedEngine:
     Attributes:
         fast: gives the ids.
         reference: knows the right ones.
-        turn: who holds it may ask the reference. Replicas share one, which is asked rarely and costs time to build.
+        own: a replica of the reference for this thread, which encodes what is longer than `MOST_BYTES`.
+        turn: who holds it may ask ``reference``, which replicas share: it is asked rarely and costs time to build.
     """
 
     fast: Engine
     reference: Engine
+    own: Engine
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -120,15 +123,16 @@ class CheckedEngine:
 
     def replica(self) -> "CheckedEngine":
         """An equal engine for another thread."""
-        return CheckedEngine(self.fast.replica(), self.reference, self.turn)
+        return CheckedEngine(self.fast.replica(), self.reference, self.reference.replica(), self.turn)
 
     def encode(self, texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         """The ids of all texts and how many each has, as `Engine` says.
 
         Raises:
             EngineError: a document's ids are not the reference's; it has the number of the document in ``texts``.
+            TextTooLongError: as the reference.
         """
-        ids, lengths = self.fast.encode(texts)
+        ids, lengths = self._encode(texts)
         chosen = _chosen(texts, ids, lengths)
         if len(chosen):
             with self.turn:
@@ -142,6 +146,20 @@ class CheckedEngine:
                 )
         return ids, lengths
 
+    def _encode(self, texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
+        import numpy as np
+
+        (long,) = np.nonzero(_byte_lengths(texts) > MOST_BYTES)
+        if not len(long):
+            return self.fast.encode(texts)
+        found, start = [], 0
+        for number in [*long.tolist(), len(texts)]:
+            found.append(self.fast.encode(texts.slice(start, number - start)))
+            if number < len(texts):
+                found.append(self.own.encode(texts.slice(number, 1)))
+            start = number + 1
+        return np.concatenate([ids for ids, _ in found]), np.concatenate([lengths for _, lengths in found])
+
 
 def choose_engine(
     tokenizer: Tokenizer, reference: Engine, sample: "Iterable[pa.LargeStringArray]", *, wanted: EngineName = "auto"
@@ -152,8 +170,8 @@ def choose_engine(
         tokenizer: what both engines encode with.
         reference: the engine whose ids are right by definition.
         sample: documents of the corpus; drawn only if the fast engine is installed and not ruled out.
-        wanted: ``auto`` takes the fast engine if it is installed and gives the ids of the reference, ``gigatoken``
-            insists on it, ``tokenizers`` is the reference.
+        wanted: ``auto`` takes the fast engine if it is installed and gives the ids of the reference (a tokenizer that
+            merges nothing does without), ``gigatoken`` insists on it, ``tokenizers`` is the reference.
 
     Returns:
         The engine, and its ``name`` and ``version``; of the fast one also what it was compared on (``parity``:
@@ -164,10 +182,9 @@ def choose_engine(
         MissingExtraError: ``gigatoken`` was asked for and is not installed.
         EngineRefusedError: ``gigatoken`` was asked for, and its ids are not those of the reference.
     """
-    if wanted not in ENGINES:
-        raise UsageError(f"engine is {wanted!r}: it must be one of {', '.join(ENGINES)}")
+    check_name(wanted)
     plain = {"name": reference.name, "version": version("tokenizers")}
-    if wanted == "tokenizers":
+    if wanted == "tokenizers" or (wanted == "auto" and _is_trivial(tokenizer)):
         return reference, plain
     try:
         import gigatoken  # noqa: F401  asked for here, so that what follows fails for other reasons only
@@ -187,7 +204,19 @@ def choose_engine(
         logger.warning("encoding with tokenizers, which is slower: %s", error)
         return reference, {**plain, "refused": f"gigatoken {version('gigatoken')}: {error}"}
     record = {"name": fast.name, "version": version("gigatoken"), "parity": parity}
-    return CheckedEngine(fast, reference), record
+    return CheckedEngine(fast, reference, reference.replica()), record
+
+
+def _is_trivial(tokenizer: Tokenizer) -> bool:
+    """Whether it merges nothing, as the byte tokenizer: there is little to gain, and nothing to warn of."""
+    model = json.loads(tokenizer.content)["model"]
+    return model["type"] == "BPE" and not model["merges"]
+
+
+def check_name(engine: str) -> None:
+    """Raises `UsageError` unless ``engine`` is the name of one."""
+    if engine not in ENGINES:
+        raise UsageError(f"engine is {engine!r}: it must be one of {', '.join(ENGINES)}")
 
 
 def _check(
@@ -199,6 +228,7 @@ def _check(
     counts = {"num_documents": 0, "num_bytes": 0}
     traps = pa.array([*TRAPS, *_around_tokens(tokenizer)], pa.large_string())
     for texts, what in _labelled(traps, sample):
+        texts = texts.filter(pa.array(_byte_lengths(texts) <= MOST_BYTES))
         ids, lengths = fast.encode(texts)
         different = _difference(reference, texts, ids, lengths, range(len(texts)))
         if different is not None:
@@ -270,7 +300,7 @@ def _chosen(
     for part in (counts, ids[starts], ids[starts + counts // 2], ids[starts + counts - 1]):
         mixed = (mixed ^ part.astype(np.uint64)) * np.uint64(_MULTIPLIER)
         mixed ^= mixed >> np.uint64(29)
-    return filled[(mixed % np.uint64(CHECK_ONE_IN) == 0) & (sizes <= _CHECKED_BYTES)]
+    return filled[(mixed % np.uint64(CHECK_ONE_IN) == 0) & (sizes <= MOST_BYTES)]
 
 
 def plain_json(tokenizer: Tokenizer) -> str:

@@ -84,6 +84,7 @@ class FinishedPart:
         documents_by_file: number of documents from each input file, by the file's number.
         on_error: what became of records that could not be taken.
         refusals: those of the files that ended within the part, and the rows that the encoder refused.
+        engine: what encoded it, as `fast.choose_engine` says.
     """
 
     record: PartRecord
@@ -93,6 +94,7 @@ class FinishedPart:
     documents_by_file: Mapping[int, int]
     on_error: str
     refusals: Refusals
+    engine: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in the work directory."""
@@ -104,6 +106,7 @@ class FinishedPart:
             "documents_by_file": sorted(self.documents_by_file.items()),
             "on_error": self.on_error,
             "refusals": self.refusals.to_json(),
+            "engine": self.engine,
         }
 
     @classmethod
@@ -117,18 +120,22 @@ class FinishedPart:
             documents_by_file=dict(fields["documents_by_file"]),
             on_error=fields["on_error"],
             refusals=Refusals.from_json(fields["refusals"]),
+            engine=fields["engine"],
         )
 
 
-def take_up(work: Path, plan: str, *, on_error: str) -> list[FinishedPart]:
+def take_up(work: Path, plan: str, *, on_error: str, engine: str) -> list[FinishedPart]:
     """The finished parts of ``plan`` in ``work``, whose files are verified; anything else there is thrown away.
 
-    A part in which something was refused is taken up only under the policy that it was made under.
+    A part in which something was refused is taken up only under the policy that it was made under, and one that a fast
+    engine has encoded not where the ``engine`` that is asked for is ``tokenizers``: whoever asks may have seen it fail.
     """
     parts: list[FinishedPart] = []
     plan_file = work / _PLAN_FILE
     if plan_file.is_file() and plan_file.read_text() == plan:
         while (part := _read_part(work, part_name(len(parts)), on_error)) is not None:
+            if engine == "tokenizers" != part.engine["name"]:
+                break
             parts.append(part)
     keep = {name for part in parts for name in (*part.record.files, f"{part.record.name}.json", *part.refusals.files)}
     with writing(work):
@@ -154,6 +161,7 @@ class PartSequence:
         part_tokens: a part ends with the document that brings it to this many ids.
         dirt: what becomes of rows that the encoder refuses.
         files: the names of the input files.
+        engine: what encodes the documents, for the parts' records.
     """
 
     def __init__(
@@ -165,6 +173,7 @@ class PartSequence:
         part_tokens: int,
         dirt: Dirt,
         files: tuple[str, ...],
+        engine: Mapping[str, Any],
     ) -> None:
         self.parts = parts
         self._work = work
@@ -172,6 +181,7 @@ class PartSequence:
         self._part_tokens = part_tokens
         self._dirt = dirt
         self._files = files
+        self._engine = engine
         self._end = parts[-1].end if parts else BEGINNING
         self._begin()
 
@@ -253,6 +263,7 @@ class PartSequence:
             documents_by_file=self._documents_by_file,
             on_error=self._dirt.on_error,
             refusals=self._refused(),
+            engine=self._engine,
         )
         _commit_part(self._work, part)
         self.parts.append(part)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from marin_zephyr.errors import TextTooLongError, TokenizerError
+from marin_zephyr.errors import EngineError, TextTooLongError, TokenizerError
 from marin_zephyr.tokens.batches import Encoded, Engine, Rows
 from marin_zephyr.tokens.cutting import LongEncoder
 from marin_zephyr.tokens.tokenizer import Tokenizer
@@ -102,10 +102,18 @@ class TextEncoder:
 
     def replica(self) -> "TextEncoder":
         """An equal encoder with an engine of its own."""
-        return TextEncoder(self._engine.replica(), self._specials, text_field=self._text_field)
+        return self.using(self._engine.replica())
+
+    def using(self, engine: Engine) -> "TextEncoder":
+        """The same with another engine."""
+        return TextEncoder(engine, self._specials, text_field=self._text_field)
 
     def encode(self, rows: Rows) -> Encoded:
-        """Every row is a document but those whose text can only be encoded whole, and is too long for that."""
+        """Every row is a document but those whose text can only be encoded whole, and is too long for that.
+
+        Raises:
+            EngineError: the engine's ids of a document are not those of the reference: which file and row.
+        """
         import numpy as np
         import polars as pl
         import pyarrow as pa
@@ -116,6 +124,11 @@ class TextEncoder:
             (ids, lengths), refused = self._engine.encode(texts), {}
         except TextTooLongError:
             ids, lengths, refused = self._one_by_one(texts)
+        except EngineError as error:
+            if error.number is None:
+                raise
+            where = f"{rows.sources[error.number]}, row {rows.first_row + error.number}"
+            raise EngineError(f"{where}: {error}", number=error.number) from None
         ids, lengths = self._specials.around(ids, lengths)
         num_bytes = column.str.len_bytes().fill_null(0).to_numpy().astype(np.int64)
         return Encoded(ids=ids, lengths=lengths, num_bytes=num_bytes, mask=None, refused=refused)
