@@ -190,7 +190,7 @@ class MarkedEncoder:
             return "no text is left of it"
         starts, stops = np.array(encoding.offsets, np.int64).T
         counted = np.concatenate([[0], np.cumsum(bordered.counts)])
-        mask = counted[np.maximum(stops, np.minimum(starts + 1, len(bordered.counts)))] > counted[starts]
+        mask = counted[stops] > counted[starts]
         ids[is_border] = bordered.controls
         mask[is_border] = bordered.counts[bordered.places]  # its offsets take in the white space that it swallows
         if not mask.any():
