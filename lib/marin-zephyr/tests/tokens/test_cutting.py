@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,9 @@ from tokenizers import Tokenizer as Backend
 
 from marin_zephyr.errors import TextTooLongError
 from marin_zephyr.tokens import Tokenizer, byte_tokenizer
+from marin_zephyr.tokens.batches import Rows
 from marin_zephyr.tokens.cutting import LEAST_CHARS, MOST_STRETCHES, LongEncoder
+from marin_zephyr.tokens.texts import HuggingFaceEngine, SpecialIds, TextEncoder
 from marin_zephyr.tokens.training import PATTERN
 
 _GPT2 = lambda: pre_tokenizers.ByteLevel(add_prefix_space=False)  # noqa: E731
@@ -220,3 +223,15 @@ def test_the_work_is_linear_in_the_text(kind: str, corpus: list[str], prose):
     Counting.characters = 0
     list(Counting(train(kind, corpus)).encode(text, limit=LEAST_CHARS))
     assert len(text) <= Counting.characters < 1.7 * len(text)
+
+
+def test_a_row_that_only_a_whole_encodes_is_refused_and_its_neighbours_are_documents(corpus: list[str]):
+    tokenizer = train("wordpiece", corpus)
+    texts = ["value of", "a" * (MOST_STRETCHES * 128 * 1024 + 1), "self and", None]
+    rows = Rows(file=0, first_row=0, frame=pl.DataFrame({"text": texts}), sources=pl.Series(["f"] * 4))
+    encoded = TextEncoder(HuggingFaceEngine(tokenizer), SpecialIds(bos=None, eos=7)).encode(rows)
+    assert set(encoded.refused) == {1}
+    assert "1,048,577 characters" in encoded.refused[1]
+    first, last = (ids.tolist() for ids in tokenizer.encode_batch(["value of", "self and"]))
+    assert encoded.ids.tolist() == [*first, 7, *last, 7]
+    assert encoded.lengths.tolist() == [len(first) + 1, 0, len(last) + 1, 0]
