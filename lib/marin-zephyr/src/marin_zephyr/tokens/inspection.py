@@ -149,6 +149,8 @@ def _lineage(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "" if number else "rejects", f"{entry['count']:,} {kind}"
     if isinstance(tool := lineage.get("tool"), Mapping):
         yield "written by", ", ".join(f"{name} {version}" for name, version in tool.items())
+    if engines := lineage.get("engines"):
+        yield "encoded by", ", ".join(dict.fromkeys(f"{engine['name']} {engine['version']}" for engine in engines))
 
 
 def _token_lines(token: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
