@@ -4,15 +4,15 @@
     uv run bench/loader.py --quick    10 million, three rounds
     MARIN_BENCH_PEERS=~/peers uv run bench/loader.py     beside Levanter (`bench/zephyr.py --help` makes ~/peers/m312)
 
-The stores hold random ids and are in the page cache: what is measured is arithmetic and copying. Rounds are
-interleaved, and every round asks for rows that no round before it asked for. Rates are of CPU time, which other
-programs disturb least: median, least and greatest of the rounds; a ratio says how many times more another does than
-numpy's minimum, ``rows[sorted numbers].astype(int32)`` on a memory map of uint16.
+The stores hold random ids and are in the page cache: what is measured is arithmetic, copying and page faults. Rounds
+are interleaved, and each maps its files anew and asks for rows that none before it asked for, as an epoch does; the
+rows called warm are of files whose every page has been touched. Rates are of CPU time, which other programs disturb
+least: median, least and greatest of the rounds; the ratio is to numpy's minimum, ``rows[sorted numbers].astype(int32)``
+on a memory map of uint16, likewise mapped anew or warm.
 """
 
 import argparse
 import hashlib
-import itertools
 import json
 import os
 import statistics
@@ -77,28 +77,33 @@ def _write_part(path: Path, name: str, num_tokens: int, rng: np.random.Generator
 Case = tuple[Callable[[int], object], int]
 """What makes the n-th batch, n counted through all rounds, and how many a round makes."""
 
+FLOOR, WARM_FLOOR = "numpy, memory map to int32", "numpy, memory map to int32, warm"
 
-def cases(home: Path, num_tokens: int) -> dict[str, Case]:
-    """What is measured, by name."""
-    one, two = TokenStore.open(home / "one"), TokenStore.open(home / "two")
-    thousand = TokenStore.open(home / "thousand")
+
+def cases(home: Path, num_tokens: int, *, warm: bool) -> dict[str, Case]:
+    """What is measured, by name, over files that are mapped here."""
+    one, two, thousand = (TokenStore.open(home / name) for name in ("one", "two", "thousand"))
     rows = np.memmap(home / "one" / "part-00000.bin", np.uint16, mode="r")[: num_tokens // SEQ * SEQ].reshape(-1, SEQ)
     numbers = np.random.default_rng(0).integers(0, num_tokens // SEQ - 1, (20_000, BATCH))
-    stores = {"a": one, "b": two}
-    weights = {"a": 0.7, "b": 0.3}
-    mixture = Mixture(stores, config(weights, SEQ), batch_size=BATCH)
-    some = {f"c{i}": (one, two)[i % 2] for i in range(50)}
-    fifty = Mixture(some, config({name: 1 / (1 + i) for i, name in enumerate(some)}, 2048), batch_size=BATCH)
+    mixture = Mixture({"a": one, "b": two}, config({"a": 0.7, "b": 0.3}, SEQ), batch_size=BATCH)
     steps = np.random.default_rng(1).integers(0, 1_000_000, 20_000).tolist()
 
     def gather(store: TokenStore) -> Callable[[int], object]:
         return lambda n: store.gather(numbers[n % len(numbers)] * SEQ, SEQ + 1)
 
-    return {
-        "numpy, memory map to int32": (lambda n: rows[np.sort(numbers[n % len(numbers)])].astype(np.int32), 200),
+    found: dict[str, Case] = {
+        FLOOR: (lambda n: rows[np.sort(numbers[n % len(numbers)])].astype(np.int32), 200),
         "store.gather": (gather(one), 200),
-        "store.gather, 1,000 parts": (gather(thousand), 100),
         "mixture of two, steps in order": (lambda n: mixture.batch(n), 200),
+    }
+    if warm:
+        rows.sum()
+        one.read(0, one.num_tokens), two.read(0, two.num_tokens)
+        return {f"{name}, warm": case for name, case in found.items()}
+    some = {f"c{i}": (one, two)[i % 2] for i in range(50)}
+    fifty = Mixture(some, config({name: 1 / (1 + i) for i, name in enumerate(some)}, 2048), batch_size=BATCH)
+    return found | {
+        "store.gather, 1,000 parts": (gather(thousand), 100),
         "mixture of two, any steps": (lambda n: mixture.batch(steps[n % len(steps)]), 50),
         "mixture of 50 from step 10^6, 64 x 2,048": (lambda n: fifty.batch(1_000_000 + n), 20),
         "mixture of 50, any steps": (lambda n: fifty.batch(steps[n % len(steps)]), 20),
@@ -110,16 +115,17 @@ def config(weights: dict[str, float], seq_len: int, packing: PackingConfig | Non
     return DataConfig(components=components, seq_len=seq_len, packing=packing or PackingConfig())
 
 
-def measure(found: dict[str, Case], rounds: int) -> dict[str, list[float]]:
+def measure(home: Path, num_tokens: int, rounds: int) -> dict[str, list[float]]:
     """Batches a CPU second, by name and round."""
-    rates: dict[str, list[float]] = {name: [] for name in found}
-    counters = {name: itertools.count() for name in found}
+    warm, rates, done = cases(home, num_tokens, warm=True), dict[str, list[float]](), dict[str, int]()
     for _ in range(rounds):
-        for name, (make, count) in found.items():
+        for name, (make, count) in (cases(home, num_tokens, warm=False) | warm).items():
+            first = done.get(name, 0)
             begin = time.process_time()
-            for _ in range(count):
-                make(next(counters[name]))
-            rates[name].append(count / (time.process_time() - begin))
+            for n in range(first, first + count):
+                make(n)
+            rates.setdefault(name, []).append(count / (time.process_time() - begin))
+            done[name] = first + count
     return rates
 
 
@@ -149,14 +155,14 @@ def measure_levanter(home: Path, rounds: int) -> dict[str, list[float]]:
     return {f"Levanter: {name}": rates for name, rates in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
-def show(rates: dict[str, list[float]], against: str) -> None:
+def show(rates: dict[str, list[float]]) -> None:
     """A line a case."""
-    least = statistics.median(rates[against])
+    floors = {warm: statistics.median(rates[WARM_FLOOR if warm else FLOOR]) for warm in (False, True)}
     print(f"{'batches a CPU second, 64 x 1,024':<46}{'median':>9}{'min':>9}{'max':>9}{'ms':>8}{'x numpy':>9}")
     for name, found in rates.items():
         middle = statistics.median(found)
-        numbers = f"{middle:>9,.0f}{min(found):>9,.0f}{max(found):>9,.0f}{1e3 / middle:>8.3g}{middle / least:>9.3g}"
-        print(f"  {name:<44}{numbers}")
+        numbers = f"{middle:>9,.0f}{min(found):>9,.0f}{max(found):>9,.0f}{1e3 / middle:>8.3g}"
+        print(f"  {name:<44}{numbers}{middle / floors[name.endswith('warm')]:>9.3g}")
 
 
 def main() -> None:
@@ -170,9 +176,7 @@ def main() -> None:
         write_store(home / "two", num_tokens // 2, seed=2)
         write_store(home / "thousand", num_tokens, seed=3, num_parts=1_000)
         write_store(home / "documents", 50_000_000, seed=4)
-        found = cases(home, num_tokens)
-        rates = measure(found, rounds)
-        show(rates | measure_levanter(home, rounds), next(iter(found)))
+        show(measure(home, num_tokens, rounds) | measure_levanter(home, rounds))
         took = measure_packing(home, rounds)
         print(
             f"  {'packing 100,000 documents, ms':<44}{statistics.median(took):>9.3g}{min(took):>9.3g}{max(took):>9.3g}"

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from marin_train.checkpoints import checkpoints
-from marin_train.configs import Component, DataConfig, OptimizerConfig, PackingConfig, TrainConfig, to_dict
-from marin_train.errors import CheckpointError, ConfigError, DivergedError, InterruptedRunError
+from marin_train.configs import Component, DataConfig, OptimizerConfig, PackingConfig, Stage, TrainConfig, to_dict
+from marin_train.errors import CheckpointError, ConfigError, DivergedError, ExhaustedError, InterruptedRunError
 from marin_train.loop import train
 from marin_train.tracking import read_metrics
 
@@ -245,6 +245,25 @@ def test_changed_data_are_refused_naming_the_component(
 
 
 @pytest.mark.usefixtures("compile_cache")
+def test_a_run_may_use_up_its_data_and_asks_for_no_more_than_there_are(
+    tiny_config: MakeConfig, tmp_path: Path, store: Path
+) -> None:
+    num_sequences = (json.loads((store / "manifest.json").read_text())["num_tokens"] - 1) // 16
+    # 25 sequences each; "rest" comes in at step 5.
+    all_, rest = (Component(name=name, path=str(store), max_epochs=25.5 / num_sequences) for name in ("all", "rest"))
+    data = DataConfig(
+        components=(all_, dataclasses.replace(rest, weight=0.0)),
+        stages=(Stage(start=5, weights={"all": 1.0, "rest": 2.0}),),
+        seq_len=16,
+    )
+    with pytest.raises(ExhaustedError, match=r"13 steps ask for 832 tokens, .* 12 steps and 800 tokens"):
+        train(tiny_config(data=data, steps=13), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    result = train(tiny_config(data=data), tmp_path / "out")
+    assert result.summary["tokens_unique"] == result.summary["tokens"] == 12 * 4 * 16
+    assert train(tiny_config(data=data), tmp_path / "out").summary == result.summary
+
+
 def test_a_diverging_run_says_where_and_saves_nothing_after(tiny_config: MakeConfig, tmp_path: Path) -> None:
     config = tiny_config(optimizer=OptimizerConfig(learning_rate=1e30), checkpoint_seconds=1e-9)
     with pytest.raises(DivergedError, match=r"step \d+ has loss .*learning_rate=1e\+30"):

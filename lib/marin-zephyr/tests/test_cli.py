@@ -161,6 +161,24 @@ def test_numbers_are_told_one_a_line_and_the_last_line_is_the_place(tmp_path, ca
     assert capsys.readouterr().out.splitlines()[-3:] == ["            │ two", "            │ lines", out]
 
 
+def test_tokenize_sets_aside_what_cannot_be_taken_and_says_so(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": 2}\n{"text": "three"}\n')
+    command = ["tokenize", str(tmp_path / "a.jsonl"), "--tokenizer", "bytes", "--out", str(tmp_path / "tokens")]
+    assert main(command) == 2
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[-1].startswith(
+        f"zephyr: {tmp_path}/a.jsonl, line 2, byte offset 16: 'text' is int"
+    )
+    assert main([*command, "--on-error", "skip", "--max-bad", "0"]) == 2
+    assert "1 records were refused, more than max_bad=0 allows" in capsys.readouterr().err
+    assert main([*command, "--on-error", "quarantine", "--no-append-eos", "--part-tokens", "3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_tokens"], report["num_parts"]) == (len("onethree"), 2)
+    assert (report["num_rejected"], report["rejected"]) == (1, {"'text' is int, not a string": 1})
+    [rejects] = (tmp_path / "tokens" / "rejects").iterdir()
+    assert json.loads(rejects.read_text())["line"] == 2
+
+
 @pytest.mark.parametrize("token", ["10", "-1"])
 def test_a_token_that_is_not_there_is_one_line_and_exit_code_2(tmp_path, capsys, token):
     (tmp_path / "a.jsonl").write_text('{"text": "two\\nlines"}\n')

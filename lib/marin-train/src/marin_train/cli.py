@@ -37,14 +37,14 @@ def run(config: Path, /, *, out: Path, set_: Overrides = (), json: bool = False)
     _print(result.summary if json else f"loss {result.loss:.4f}\n{result.checkpoint}")
 
 
-def evaluate(checkpoint: Path, store: Path, /, *, batch_size: int = 8, json: bool = False) -> None:
+def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool = False) -> None:
     """Score every token of a token store: loss and bits/byte.
 
     Example: marin-train eval runs/nano stores/validation
 
     Args:
         checkpoint: a checkpoint, or a run's directory, whose newest one is taken.
-        store: a token store.
+        store: a token store: a directory, or any URL that fsspec knows.
         batch_size: sequences at a time.
         json: print the evaluation as JSON.
     """

@@ -53,7 +53,7 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
 
     Args:
         checkpoint: a checkpoint's directory, or a run's, whose newest checkpoint is taken.
-        store: a token store's directory, written with the checkpoint's tokenizer.
+        store: a token store's directory or URL, written with the checkpoint's tokenizer.
         batch_size: windows at a time; it changes the speed alone.
 
     Raises:

@@ -26,7 +26,7 @@ def mixture(tmp_path: Path, write_store: Callable[..., Path]) -> Callable[..., M
         components = tuple(
             Component(name=n, path=str(tmp_path / n), weight=weights[n], **(of or {}).get(n, {})) for n in names
         )
-        config = DataConfig(components=components, seq_len=4, **changes)
+        config = DataConfig(components=components, **{"seq_len": 4} | changes)
         return Mixture.open(config, batch_size=batch_size, vocab_size=5000, steps=steps)
 
     return make

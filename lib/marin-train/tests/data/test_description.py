@@ -1,9 +1,10 @@
+import dataclasses
 import json
 from collections.abc import Callable
 
 import numpy as np
 
-from marin_train.configs import SimulatedEpoching, Stage
+from marin_train.configs import PackingConfig, SimulatedEpoching, Stage
 from marin_train.data.description import describe, to_text
 from marin_train.data.mixture import Mixture
 
@@ -78,3 +79,25 @@ def test_text_names_every_component_and_json_holds_everything(mixture: Open) -> 
     assert [line.split()[0] for line in lines[1:4]] == ["a", "b", "c"]
     assert "step 3" in lines[2]
     assert json.loads(json.dumps(described.to_dict()))["components"][1]["exhausted_at"] == 3
+
+
+def test_one_is_warned_when_another_component_is_the_same_store(mixture: Open) -> None:
+    plain = mixture("ab", of={"a": {"validation": 2}}).config
+    twin = dataclasses.replace(plain.components[0], name="twin", validation=0)
+    config = dataclasses.replace(plain, components=(*plain.components, twin))
+    warnings = describe(Mixture.open(config, batch_size=5), 3).warnings
+    assert any("held out of 'a' is trained on as 'twin'" in warning for warning in warnings)
+    assert not any(
+        "held out" in warning for warning in describe(mixture("ab", of={"a": {"validation": 2}}), 3).warnings
+    )
+
+
+def test_padding_and_what_is_dropped_are_told(mixture: Open) -> None:
+    # Of documents of 30 and 51 tokens one fits, with ten inputs to spare.
+    packed = mixture("a", packing=PackingConfig(kind="documents", overlong="drop"), seq_len=40)
+    described = describe(packed, 1)
+    component = described.components[0]
+    assert (component.num_sequences, component.dropped) == (1, 51)
+    assert component.padding == 10 / 40
+    assert any("25% of the sequences of component 'a' is padding" in warning for warning in described.warnings)
+    assert describe(mixture("a"), 1).components[0].padding == 0

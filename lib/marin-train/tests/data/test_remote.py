@@ -1,8 +1,12 @@
 """Stores behind URLs: fsspec's memory, an HTTP server and S3 (moto's server), with faults made to order."""
 
+import hashlib
 import http.server
 import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +16,11 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from marin_train.configs import Component, DataConfig
 from marin_train.data import directories
 from marin_train.data.blocks import BLOCK_BYTES, BlockCache, shared_cache
 from marin_train.data.directories import RemoteDirectory
+from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.data.store import TokenStore
 from marin_train.errors import ConfigError, TokenStoreError
 
@@ -127,7 +133,7 @@ class _Ranges(http.server.SimpleHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
@@ -324,3 +330,50 @@ def test_a_forked_child_reads_on(memory: str, cache: BlockCache) -> None:
         if not child:
             os._exit(0 if store.read(0, 100).tolist() == expected else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_mixture_does_not_know_where_its_stores_lie(
+    memory: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARIN_CACHE", str(tmp_path))
+    mixtures = [
+        Mixture.open(
+            DataConfig(components=(Component(name="a", path=path),), seq_len=32, seed=3), batch_size=8, vocab_size=64
+        )
+        for path in (str(local), memory)
+    ]
+    assert mixtures[0].digest == mixtures[1].digest
+    for step in (0, 7, 10**6):
+        assert digest_batch(mixtures[0].batch(step)) == digest_batch(mixtures[1].batch(step))
+    assert list(tmp_path.glob("blocks/*/*"))
+
+
+READER = """
+import hashlib, sys
+from marin_train.data.blocks import BlockCache
+from marin_train.data.store import TokenStore
+store = TokenStore.open(sys.argv[1], cache=BlockCache(sys.argv[2], max_bytes=int(sys.argv[3])))
+print("open", flush=True)
+for _ in range(2):
+    print(hashlib.sha256(store.read(0, store.num_tokens)).hexdigest(), flush=True)
+"""
+
+
+def test_processes_share_a_cache_though_one_is_killed_and_there_is_no_room(
+    serve: Callable[[type[_Ranges]], str], local: Path, cache: BlockCache
+) -> None:
+    pytest.importorskip("aiohttp")
+    store = TokenStore.open(local)
+    expected = hashlib.sha256(store.read(0, store.num_tokens)).hexdigest()
+    command = [sys.executable, "-c", READER, serve(_Ranges), str(cache.directory)]
+    with subprocess.Popen([*command, "100000000"], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "open\n"
+        killed.send_signal(signal.SIGKILL)
+    # One of them removes what the other is about to read.
+    readers = [
+        subprocess.Popen([*command, room], stdout=subprocess.PIPE, text=True) for room in ("100000000", "1000000")
+    ]
+    for reader in readers:
+        said, _ = reader.communicate(timeout=120)
+        assert said.split() == ["open", *[expected] * 2]

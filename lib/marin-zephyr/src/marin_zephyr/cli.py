@@ -23,6 +23,7 @@ import json as jsonlib
 import logging
 import os
 import re
+import shutil
 import sys
 import sysconfig
 import traceback
@@ -311,22 +312,42 @@ def decontaminate(
 
 
 def train_tokenizer(
-    inputs: Positionals, /, *, out: str, vocab_size: int = 8192, text_field: str = "text", json: bool = False
+    inputs: Positionals,
+    /,
+    *,
+    out: str,
+    vocab_size: int = 8192,
+    text_field: str = "text",
+    special_token: tuple[str, ...] = ("<|endoftext|>",),
+    max_bytes: int = 64 << 20,
+    seed: int = 0,
+    json: bool = False,
 ) -> int:
     """Trains a byte-level BPE tokenizer.
 
     Example: zephyr train-tokenizer corpus/ --vocab-size 8192 --out tokenizer.json
 
     Args:
-        inputs: parquet or JSON lines: files, directories or globs.
+        inputs: what `zephyr tokenize` reads: files, directories or globs.
         out: the tokenizer.json to write.
         vocab_size: ids in all.
         text_field: the column that holds the text.
+        special_token: the special tokens, which get the first ids; the first of them ends a sequence.
+        max_bytes: train on a sample of so many bytes of text.
+        seed: chooses the sample.
         json: print the report as JSON.
     """
     from marin_zephyr.tokens import train_tokenizer
 
-    report = train_tokenizer(list(inputs), out, vocab_size=vocab_size, text_field=text_field)
+    report = train_tokenizer(
+        list(inputs),
+        out,
+        vocab_size=vocab_size,
+        text_field=text_field,
+        special_tokens=special_token,
+        max_bytes=max_bytes,
+        seed=seed,
+    )
     return _finish(report, out, json=json)
 
 
@@ -337,30 +358,40 @@ def tokenize(
     tokenizer: str,
     out: str,
     text_field: str = "text",
+    append_eos: bool = True,
+    prepend_bos: bool = False,
+    part_tokens: int = 1 << 26,
+    on_error: Literal["raise", "skip", "quarantine"] = "raise",
+    max_bad: float | None = None,
     chat: bool = False,
     chat_template: str | None = None,
     messages_field: str | None = None,
     prompt_field: str | None = None,
     completion_field: str | None = None,
-    workers: int = 2,
+    workers: int | None = None,
     engine: Literal["auto", "tokenizers", "gigatoken"] = "auto",
     json: bool = False,
 ) -> int:
     """Encodes documents into a token store.
 
-    Example: zephyr tokenize corpus/ --tokenizer tokenizer.json --out tokens/
+    Example: zephyr tokenize corpus/ --tokenizer tokenizer.json --out tokens/ --on-error quarantine
 
     Args:
-        inputs: parquet or JSON lines: files, directories or globs.
-        tokenizer: a tokenizer.json, or `bytes`.
+        inputs: files of any format, directories, globs or URLs.
+        tokenizer: a tokenizer.json or a directory with one, or `bytes`.
         out: the store to write.
         text_field: the column that holds the text.
+        append_eos: end each document with the id that ends a sequence.
+        prepend_bos: begin each document with the id that begins one.
+        part_tokens: a part of the store holds about so many ids; a killed run loses at most one.
+        on_error: what becomes of a record that cannot be taken; quarantine keeps it, with its reason, in OUT/rejects.
+        max_bad: how many of them fail the run: more than a number (100) or than a share (0.01).
         chat: rows are conversations; what the assistant says counts in the loss.
         chat_template: for conversations: a Jinja file, or `chatml`; by default the tokenizer's own.
         messages_field: for conversations: the column of messages; by default `messages`.
         prompt_field: rows are prompts with completions, of which the completion counts in the loss: the column.
         completion_field: likewise.
-        workers: cores.
+        workers: threads that encode; by default one a CPU.
         engine: `auto` takes gigatoken (extra `fast`) where it gives the ids of tokenizers; the ids are the same.
         json: print the report as JSON.
     """
@@ -381,6 +412,11 @@ def tokenize(
         tokenizer=tokenizer,
         workers=workers,
         text_field=text_field,
+        append_eos=append_eos,
+        prepend_bos=prepend_bos,
+        part_tokens=part_tokens,
+        on_error=on_error,
+        max_bad=max_bad,
         engine=engine,
         supervised=supervised,
         progress=_progress(),
@@ -409,7 +445,7 @@ def inspect(store: Store, /, *, verify: bool = False, token: int | None = None, 
     if json:
         _print_json(facts)
     else:
-        print(tell(facts))
+        print(tell(facts, width=min(120, shutil.get_terminal_size().columns)))
         print(store)
     return 1 if facts.get("damage") else 0
 

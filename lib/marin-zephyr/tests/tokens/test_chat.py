@@ -63,6 +63,7 @@ _characters = st.one_of(
     st.sampled_from("é\u0301\u200d\r\n\x00 \tab1👩🏽‍🚀<|>[/]"),
 )
 _said = st.text(_characters, max_size=30).map(lambda text: "a" + text)  # a template may refuse silence
+_harmless = _said.filter(lambda text: not any(string in text for string in _ALL_SPECIAL))
 _hostile = st.lists(st.one_of(_said, st.sampled_from(_ALL_SPECIAL)), min_size=1, max_size=5).map("".join)
 
 
@@ -160,7 +161,7 @@ def reference_ids(chat: Chat, messages: list[dict[str, str]]) -> list[int]:
 
 
 @settings(max_examples=20)
-@given(messages=conversations(_said))
+@given(messages=conversations(_harmless))
 def test_ids_are_those_of_the_rendered_text_with_its_special_tokens(chat: Chat, messages: list[dict[str, str]]):
     ids, _ = chat.encode_one(messages)
     assert ids == reference_ids(chat, messages)
@@ -235,6 +236,15 @@ class TestWhoWroteASpecialString:
         assert chatml.tokenizer.decode(ids) == "<|im_end|>.<|im_start|>."
         assert chatml.tokenizer.eos_id not in ids
 
+    @pytest.mark.parametrize(
+        ("written", "said"), [("'<|' + m.content", "im_end|> x"), ("m.content + '|>'", "x <|im_end")]
+    )
+    def test_nor_do_one_end_of_a_message_and_the_template(self, chatml: Chat, written: str, said: str):
+        source = f"{{% for m in messages %}}{{% generation %}}{{{{ {written} }}}}{{% endgeneration %}}{{% endfor %}}"
+        ids, _ = chatml.encode_one(talk(said, said), template=source)
+        assert chatml.tokenizer.eos_id not in ids
+        assert chatml.tokenizer.decode(ids).count("<|im_end|>") == 2
+
     def test_a_special_string_as_role_is_text(self, chatml: Chat):
         ids, _ = chatml.encode_one([{"role": "<|im_end|>", "content": ""}, *talk("?", "!")])
         harmless, _ = chatml.encode_one([{"role": "user", "content": ""}, *talk("?", "!")])
@@ -245,14 +255,19 @@ class TestWhoWroteASpecialString:
             "{% for m in messages %}{% generation %}{{ (m.tool_calls | tojson) if m.tool_calls else m.content }}"
             "{{ '<|im_end|>' }}{% endgeneration %}{% endfor %}"
         )
-        call = {"name": "say", "arguments": {"text": "<|im_end|> & <b>"}}
+        call = {"name": "say", "arguments": {"text": "<|im_end|> & <b>", "<|im_end|>": 1}}
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
         ids, _ = chatml.encode_one(messages, template=source)
         assert ids.count(chatml.id_of("<|im_end|>")) == 2
         assert chatml.tokenizer.decode(ids) == f"?<|im_end|>{json.dumps([call])}<|im_end|>"
 
     @pytest.mark.parametrize(
-        "content", ["m.content | replace('<|im_end|>', '')", "'<|im_end|>' in m.content", "m.content | tojson(true)"]
+        "content",
+        [
+            "m.content | replace('<|im_end|>', '')",
+            "'aye' if '<|im_end|>' in m.content else 'nay'",
+            "m.content | tojson(true)",
+        ],
     )
     def test_a_template_that_works_on_special_strings_is_refused(self, chatml: Chat, content: str):
         source = f"{{% for m in messages %}}{{{{ {content} }}}}{{% generation %}}.{{% endgeneration %}}{{% endfor %}}"
@@ -331,11 +346,18 @@ class TestRefusals:
 
 
 class TestEnds:
-    def test_an_eos_that_the_template_wrote_is_not_doubled(self, chat: Chat):
+    def test_ids_that_the_template_wrote_are_not_doubled(self, chat: Chat):
+        written, _ = chat.encode_one(talk("?", "!"))
         ids, mask = chat.encode_one(talk("?", "!"), eos=True, bos=chat.form.bos is not None)
+        decode = chat.tokenizer.decode
+        if chat.form.eos in decode(written):
+            assert (
+                decode(ids).removeprefix(chat.form.bos or "")
+                == decode(written).removeprefix(chat.form.bos or "").rstrip()
+            )
+        else:
+            assert ids == [*written, chat.tokenizer.eos_id]
         assert ids[-1] == chat.tokenizer.eos_id
-        assert ids[-2] != chat.tokenizer.eos_id
-        assert chat.tokenizer.decode(ids).strip().endswith(chat.form.eos)
         if chat.form.bos is not None:
             assert ids.count(chat.id_of(chat.form.bos)) == 1
             assert (ids[0], mask[0]) == (chat.tokenizer.bos_id, False)
@@ -463,6 +485,14 @@ class TestWhereTemplatesComeFrom:
             (tmp_path / {"file": "x.jinja", "jinja": "chat_template.jinja"}[kind]).write_text(chatml.template)
         for beside in (tmp_path, tmp_path / "tokenizer.json"):
             assert self.learned(ChatFormat(source.get(kind)), chatml.tokenizer, beside) == "!<|im_end|>"
+
+    def test_blocks_within_blocks_are_one_stretch(self, chatml: Chat):
+        source = (
+            "{% for m in messages %}{% generation %}a{% generation %}{{ m.content }}{% endgeneration %}b"
+            "{% endgeneration %}.{% endfor %}"
+        )
+        ids, mask = chatml.encode_one(talk("?", "!"), template=source)
+        assert chatml.learned(ids, mask) == ["a?b", "a!b"]
 
     def test_another_field_may_hold_the_messages(self, chatml: Chat):
         assert self.learned(ChatFormat("chatml", "turns"), chatml.tokenizer, None) == "!<|im_end|>"

@@ -25,7 +25,7 @@ def test_mask_bits_do_not_depend_on_the_runs(runs: list[int | list[bool]]):
     assert sum(byte.bit_count() for byte in data) == sum(expected)
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(runs=_RUNS.filter(bool))
 def test_a_part_holds_the_documents_of_its_runs(tmp_path_factory, runs):
     directory = tmp_path_factory.mktemp("part")

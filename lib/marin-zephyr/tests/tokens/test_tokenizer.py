@@ -1,16 +1,20 @@
 """Tokenizers: text comes back, and no text reaches a control id."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Reference
-from tokenizers import models, pre_tokenizers
 
 from marin_zephyr.errors import TokenizerError
 from marin_zephyr.tokens import Tokenizer, byte_tokenizer, load_tokenizer
+from marin_zephyr.tokens.cutting import LongEncoder
 
 _SPECIAL = "<|endoftext|>"
 # Whole Unicode, with the troublesome characters often: combining marks, joiners, controls, line ends.
@@ -49,10 +53,9 @@ def test_hard_text_comes_back(tokenizer: Tokenizer, text: str):
     assert tokenizer.decode(ids) == text
 
 
-def test_two_megabytes_of_one_letter_come_back(trained: Tokenizer):
-    text = "a" * 2_000_000
-    [ids] = trained.encode_batch([text])
-    assert trained.decode(ids) == text
+def test_a_megabyte_of_one_letter_comes_back(trained: Tokenizer):
+    text = "a" * 1_000_000
+    assert "".join(trained.decode(ids) for ids in LongEncoder(trained).encode(text, limit=128 * 1024)) == text
 
 
 @given(before=_text, after=_text)
@@ -142,3 +145,151 @@ def test_an_absent_tokenizer_is_named_with_the_choices(tmp_path: Path):
 def test_a_named_token_that_does_not_exist_is_refused(tokenizer_file: Path):
     with pytest.raises(TokenizerError, match="'<nope>'"):
         load_tokenizer(tokenizer_file, eos_token="<nope>")
+
+
+_NAMES = ["<unk>", "<s>", "</s>", "<mask>"]
+_TEXTS = [
+    "plain words, 12345 of them",
+    "tabs\tand\r\nlines",
+    "naïve e\u0301 東京 👩🏽‍🚀",
+    "  spaces  ",
+    "\ufeffbom\x00",
+    "a</b> < s > s>",
+]
+
+
+def _unigram() -> tuple[Reference, object]:
+    backend = Reference(models.Unigram())
+    backend.normalizer = normalizers.NFKC()
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return backend, trainers.UnigramTrainer(
+        vocab_size=300, special_tokens=_NAMES, unk_token="<unk>", show_progress=False
+    )
+
+
+def _wordpiece() -> tuple[Reference, object]:
+    backend = Reference(models.WordPiece(unk_token="<unk>"))
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.WhitespaceSplit()
+    return backend, trainers.WordPieceTrainer(vocab_size=300, special_tokens=_NAMES, show_progress=False)
+
+
+def _sentencepiece() -> tuple[Reference, object]:
+    backend = Reference(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    return backend, trainers.BpeTrainer(vocab_size=300, special_tokens=_NAMES, show_progress=False)
+
+
+def _whole_words() -> tuple[Reference, object]:
+    backend = Reference(models.BPE(ignore_merges=True))
+    backend.pre_tokenizer = pre_tokenizers.Split(" ", "isolated")
+    return backend, trainers.BpeTrainer(
+        vocab_size=400, special_tokens=_NAMES, initial_alphabet=list("<>/smakun"), show_progress=False
+    )
+
+
+@pytest.fixture(scope="module", params=[_unigram, _wordpiece, _sentencepiece, _whole_words])
+def kind(request: pytest.FixtureRequest, corpus: list[str]) -> Reference:
+    """A reference whose model was trained on text that holds the special tokens' strings."""
+    backend, trainer = request.param()
+    backend.train_from_iterator([*corpus[:8], *(f"{name} s " * 30 for name in _NAMES)], trainer)
+    return backend
+
+
+def test_ids_of_every_kind_are_those_of_the_reference(kind: Reference, tmp_path: Path, corpus: list[str]):
+    loaded = load_tokenizer(save(json.loads(kind.to_str()), tmp_path / "t"))
+    texts = [*corpus, *_TEXTS]
+    expected = [kind.encode(text, add_special_tokens=False).ids for text in texts]
+    assert [ids.tolist() for ids in loaded.encode_batch(texts)] == expected
+
+
+@settings(max_examples=30)
+@given(parts=st.lists(st.sampled_from([*_NAMES, " ", "a", "the", "s", "/"]), min_size=1, max_size=6))
+def test_no_text_reaches_a_special_token_of_any_kind(kind: Reference, parts: list[str]):
+    """Though a Unigram's, a WordPiece's or a whole word's vocabulary, or a learned merge, holds the very string."""
+    loaded = Tokenizer(content=kind.to_str().encode(), eos_id=kind.token_to_id("</s>"), bos_id=kind.token_to_id("<s>"))
+    [ids] = loaded.encode_batch(["".join(parts)])
+    unreachable = {kind.token_to_id(name) for name in _NAMES[1:]}
+    assert unreachable.isdisjoint(ids.tolist())
+
+
+@pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"single_word": True}, {"normalized": True}, {}])
+def test_tokens_that_only_the_config_calls_special_stay_text(tokenizer_file: Path, tmp_path: Path, flags: dict):
+    backend = Reference.from_file(str(tokenizer_file))
+    backend.add_tokens([AddedToken("<|im_end|>", **flags), AddedToken("<tool>", **flags)])
+    number = backend.token_to_id("<|im_end|>")
+    config = {"added_tokens_decoder": {str(number): {"content": "<|im_end|>", "special": True}}}
+    loaded = load_tokenizer(save(json.loads(backend.to_str()), tmp_path / "t", config))
+    [ids, tool] = loaded.encode_batch(["a <|im_end|> b", "a <tool> b"])
+    assert number not in ids
+    assert backend.token_to_id("<tool>") in tool
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("special_tokens_map.json", {"eos_token": {"content": "<end>", "lstrip": False}}),
+        ("generation_config.json", {"eos_token_id": [3, 2]}),
+        ("config.json", {"eos_token_id": 3}),
+    ],
+)
+def test_files_beside_the_tokenizer_name_the_eos(tmp_path: Path, name: str, config: dict):
+    directory = save(word_level("</s>", "<end>"), tmp_path / "t")
+    (directory / name).write_text(json.dumps(config))
+    loaded = load_tokenizer(directory)
+    assert loaded.eos_id == loaded.backend.token_to_id("<end>") == 3
+
+
+def test_a_vocabulary_with_merges_is_loaded_as_byte_level(trained: Tokenizer, tmp_path: Path, corpus: list[str]):
+    reference = Reference.from_str(trained.content.decode())
+    reference.model.save(str(tmp_path))
+    reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.eos_id == trained.eos_id
+    expected = [reference.encode(text, add_special_tokens=False).ids for text in corpus]
+    assert [ids.tolist() for ids in loaded.encode_batch(corpus)] == expected
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "vocab.txt"])
+def test_a_directory_that_must_be_converted_is_told_how(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"\x00")
+    with pytest.raises(TokenizerError, match=rf"{name}.*save_pretrained"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_directory_without_a_tokenizer_says_what_it_holds(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(TokenizerError, match=r"no tokenizer at .*holds config\.json"):
+        load_tokenizer(tmp_path)
+
+
+_FROM_HUB = """
+import sys
+from marin_zephyr.errors import ZephyrError
+from marin_zephyr.tokens import load_tokenizer
+try:
+    print(load_tokenizer(sys.argv[1]).digest)
+except ZephyrError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def from_hub(name: str, home: Path) -> str:
+    environment = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", _FROM_HUB, name], env=environment, cwd=home, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_a_repository_of_the_hub_is_read_from_the_clients_cache(trained: Tokenizer, tmp_path: Path):
+    pytest.importorskip("huggingface_hub")
+    repository = tmp_path / "hub" / "models--some--model"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (snapshot / "tokenizer.json").write_bytes(trained.content)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    assert from_hub("some/model", tmp_path).strip() == trained.digest
+    assert "TokenizerError no tokenizer at other/model, neither on disk nor on the hub" in from_hub(
+        "other/model", tmp_path
+    )

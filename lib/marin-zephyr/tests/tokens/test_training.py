@@ -6,14 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from marin_zephyr.errors import InputError, UsageError
 from marin_zephyr.tokens import load_tokenizer, train_tokenizer
-from marin_zephyr.tokens.training import sample_allowances
+from marin_zephyr.tokens.training import Sample
 
 _TRAIN = """
 import sys
@@ -93,22 +92,47 @@ def test_a_corpus_without_text_leaves_the_old_file(tmp_path: Path, write_parquet
     assert (tmp_path / "t.json").read_text() == "old"
 
 
-_documents = st.lists(st.tuples(st.integers(0, 100), st.integers(0, 2**64 - 1)), max_size=30)
+_documents = st.lists(st.text("aé東", max_size=40), max_size=30)
+
+
+def sample_of(documents: list[str], max_bytes: int) -> tuple[Sample, list[str]]:
+    sample = Sample(max_bytes=max_bytes, seed=7)
+    for text in documents:
+        sample.add(text, len(text.encode()))
+    return sample, list(sample.texts())
 
 
 @given(documents=_documents, max_bytes=st.integers(1, 2000), order=st.randoms(use_true_random=False))
-def test_the_sample_is_full_and_does_not_depend_on_the_order(documents, max_bytes: int, order):
-    documents = list({key: (size, key) for size, key in documents}.values())
+def test_the_sample_is_full_and_does_not_depend_on_the_order(documents: list[str], max_bytes: int, order):
+    sample, texts = sample_of(documents, max_bytes)
+    size = sum(len(text.encode()) for text in documents)
+    assert sample.num_bytes_used == min(max_bytes, size)
+    assert sample.num_bytes_used - sum(len(text.encode()) for text in texts) in (0, 1, 2)  # of a character cut apart
+    assert sum(text not in documents for text in texts) <= 1
+    shuffled, others = sample_of(order.sample(documents, len(documents)), max_bytes)
+    assert sorted(others) == sorted(texts)
+    assert (shuffled.num_bytes, shuffled.num_documents) == (size, len(documents))
 
-    def sample(documents) -> dict[int, int]:
-        sizes = np.array([size for size, _ in documents], np.int64)
-        hashes = np.array([key for _, key in documents], np.uint64)
-        taken = sample_allowances(sizes, hashes, max_bytes=max_bytes)
-        return dict(zip(hashes.tolist(), taken.tolist(), strict=True))
 
-    taken = sample(documents)
-    sizes = {key: size for size, key in documents}
-    assert sum(taken.values()) == min(max_bytes, sum(sizes.values()))
-    assert sum(0 < taken[key] < sizes[key] for key in sizes) <= 1
-    shuffled = order.sample(documents, len(documents))
-    assert sample(shuffled) == taken
+def test_what_is_not_sampled_is_not_held():
+    sample = Sample(max_bytes=1000, seed=0)
+    for number in range(5000):
+        sample.add(f"{number:0100}", 100)
+    assert len(list(sample.texts())) == 10
+    assert len(sample._held) == 10
+
+
+@pytest.mark.parametrize("special", [("a",), ("",), ("<x>", "<x>")])
+def test_a_special_token_that_a_text_would_reach_is_refused(tmp_path: Path, source: Path, special: tuple[str, ...]):
+    with pytest.raises(UsageError, match="special_tokens holds"):
+        train_tokenizer(source, tmp_path / "t.json", special_tokens=special)
+
+
+def test_a_special_token_that_is_a_word_of_the_corpus_stays_out_of_reach(tmp_path: Path, write_parquet):
+    source = write_parquet(tmp_path / "in.parquet", ["endoftext\nendoftext\n" * 50])
+    train_tokenizer(source, tmp_path / "t.json", vocab_size=300, special_tokens=("endoftext",))
+    loaded = load_tokenizer(tmp_path / "t.json")
+    [ids] = loaded.encode_batch(["endoftext"])
+    assert loaded.eos_id not in ids
+    assert loaded.decode(ids) == "endoftext"
+    assert loaded.eos_id in loaded.backend.encode("endoftext").ids  # which the bare backend does not promise

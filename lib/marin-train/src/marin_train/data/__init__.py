@@ -1,6 +1,9 @@
 """From token stores on disk to batches: a pure function of (manifests, mixture, seed, step), in numpy alone.
 
-    store.py         one token store, memory-mapped and checked against its manifest
+    store.py         one token store, checked against its manifest
+    directories.py   its files, in a local directory or behind a URL
+    blocks.py        a remote store's token ids: checked blocks, kept on the local disk
+    stream.py        rows of token ids and mask bits from anywhere in it, gathered at the speed of memory
     plan.py          which stretch of the stream each sequence is, where documents stay apart
     packing.py       a store's stream of tokens as training sequences
     permutation.py   keyed permutations of any range with random access

@@ -14,6 +14,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from marin_train.data.stream import map_file
 from marin_train.errors import ConfigError, TokenStoreError
 
 if TYPE_CHECKING:
-    from marin_train.data.directories import Directory
+    from marin_train.data.directories import RemoteDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ _MAPPED_BLOCKS = 256
 """Blocks that stay mapped; each holds an open file."""
 
 _DEFAULT_GB = 32.0
+_WRITING_S = 3600.0
+"""How old an unfinished file must be for its writer to be dead."""
 
 
 class BlockCache:
@@ -114,6 +117,8 @@ class BlockCache:
                 facts = path.stat()
             except OSError:
                 continue  # another process was faster
+            if path.name.startswith(".") and time.time() - facts.st_mtime < _WRITING_S:
+                continue  # another process is writing it
             files.append((facts.st_mtime_ns, facts.st_size, path))
         total = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
@@ -180,13 +185,12 @@ class BlockPieces:
     """The blocks of some remote files as the pieces of a stream.
 
     Args:
-        directory: where the files lie; it has a cache.
+        directory: where the files lie.
         files: in the order of the stream.
         dtype: of their items; a block holds a whole number of them.
     """
 
-    def __init__(self, directory: "Directory", files: Sequence[BlockFile], *, dtype: np.dtype) -> None:
-        assert directory.cache is not None, "a local directory is mapped, not cut into blocks"
+    def __init__(self, directory: "RemoteDirectory", files: Sequence[BlockFile], *, dtype: np.dtype) -> None:
         self._directory, self._cache, self._files, self._dtype = directory, directory.cache, files, dtype
         blocks = [len(file.checksums) for file in files]
         self._first = np.concatenate([[0], np.cumsum(blocks, dtype=np.int64)])
@@ -235,6 +239,9 @@ class BlockPieces:
                     del self._coming[number]
         found |= {number: future.result() for number, future in (coming | mine).items()}
         return [found[number] for number in numbers]
+
+    def announce(self, number: int, start: int, stop: int) -> None:
+        """Nothing: a block is read from its beginning to its end, for its checksum."""
 
     def _bring(self, wanted: dict[int, "Future[np.ndarray]"]) -> None:
         """From the disk what is there, the rest from the network."""

@@ -15,6 +15,8 @@ from marin_train.data.mixture import Mixture, stages
 MANY_EPOCHS = 4
 """Up to so many passes repeated text is worth nearly what new text is (Muennighoff et al. 2023)."""
 
+MUCH_PADDING = 0.1
+
 _MAX_COLUMNS = 6
 
 
@@ -28,7 +30,9 @@ class ComponentDescription:
         num_sequences: sequences in the store.
         held_out: of these, for validation.
         available: of the rest, those that are trained on (under simulated epoching a part).
-        tokens_available: their predicted tokens.
+        tokens_available: their predicted tokens, padding included.
+        padding: the part of the store's sequences that holds no token.
+        dropped: tokens of the store that are in no sequence.
         max_epochs: its limit.
         drawn: sequences the run takes, repeats included.
         tokens: their predicted tokens.
@@ -44,6 +48,8 @@ class ComponentDescription:
     held_out: int
     available: int
     tokens_available: int
+    padding: float
+    dropped: int
     max_epochs: float | None
     drawn: int
     tokens: int
@@ -113,6 +119,8 @@ def describe(mixture: Mixture, steps: int) -> MixtureDescription:
             held_out=pool.num_held_out,
             available=pool.size,
             tokens_available=pool.size * seq_len,
+            padding=packing.num_padding / (pool.num_sequences * seq_len),
+            dropped=packing.num_dropped,
             max_epochs=component.max_epochs,
             drawn=count,
             tokens=count * seq_len,
@@ -121,7 +129,9 @@ def describe(mixture: Mixture, steps: int) -> MixtureDescription:
             share=count / max(1, there * batch),
             exhausted_at=_exhausted_at(mixture, component.name, there),
         )
-        for component, pool, count in zip(mixture.config.components, mixture.pools, counts, strict=True)
+        for component, pool, packing, count in zip(
+            mixture.config.components, mixture.pools, mixture.packings, counts, strict=True
+        )
     )
     shares = tuple(
         SharesDescription(
@@ -147,12 +157,24 @@ def describe(mixture: Mixture, steps: int) -> MixtureDescription:
 def to_text(description: MixtureDescription) -> str:
     """The description as tables for people."""
     d = description
-    header = ("component", "share", "sequences", "held out", "trained on", "tokens", "drawn", "epochs", "exhausted")
+    header = (
+        "component",
+        "share",
+        "sequences",
+        "padding",
+        "held out",
+        "trained on",
+        "tokens",
+        "drawn",
+        "epochs",
+        "exhausted",
+    )
     rows = [
         (
             c.name,
             _percent(c.share),
             f"{c.num_sequences:,}",
+            _percent(c.padding),
             f"{c.held_out:,}" if c.held_out else "-",
             f"{c.available:,}",
             _compact(c.tokens_available),
@@ -204,11 +226,22 @@ def _warnings(
     for c in components:
         if c.drawn == 0:
             found.append(f"component {c.name!r} is never drawn")
+        if c.padding > MUCH_PADDING:
+            found.append(
+                f"{100 * c.padding:.0f}% of the sequences of component {c.name!r} is padding; see DataConfig.packing"
+            )
         if c.epochs > MANY_EPOCHS:
             found.append(
                 f"component {c.name!r} is gone through {c.epochs:.1f} times; beyond {MANY_EPOCHS} repeated text is "
                 f"worth less and less (Muennighoff et al. 2023, https://arxiv.org/abs/2305.16264)"
             )
+    stores = mixture.manifests
+    found += [
+        f"what is held out of {c.name!r} is trained on as {other!r}, which is the same store"
+        for c in mixture.config.components
+        for other in mixture.names
+        if c.validation and other != c.name and stores[other] == stores[c.name]
+    ]
     return tuple(found)
 
 

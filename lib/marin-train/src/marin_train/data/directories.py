@@ -39,8 +39,6 @@ class Directory(Protocol):
     """The files of one store."""
 
     path: Path | str
-    cache: BlockCache | None
-    """Where a remote directory's files are kept; None for a local one."""
 
     def name(self, file: str) -> str:
         """A file's full name, for messages."""
@@ -66,10 +64,6 @@ class Directory(Protocol):
         """Files on the local disk, given their sha256."""
         ...
 
-    def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """The bytes ``start`` to ``stop`` of files, all requested at once."""
-        ...
-
 
 def open_directory(path: str | Path, cache: BlockCache | None) -> Directory:
     """The directory at a path or URL."""
@@ -83,8 +77,6 @@ def open_directory(path: str | Path, cache: BlockCache | None) -> Directory:
 
 class LocalDirectory:
     """A directory on a disk of this machine."""
-
-    cache: BlockCache | None = None
 
     def __init__(self, path: Path) -> None:
         self.path: Path | str = path
@@ -118,10 +110,6 @@ class LocalDirectory:
         """The files themselves."""
         return [self._path / file for file in digests]
 
-    def fetch(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Ranges of local files."""
-        return [_head(self._path / file, stop)[start:] for file, start, stop in ranges]
-
 
 class RemoteDirectory:
     """A directory behind a URL.
@@ -133,8 +121,7 @@ class RemoteDirectory:
 
     def __init__(self, url: str, cache: BlockCache) -> None:
         self.path: Path | str = url.rstrip("/")
-        self.cache: BlockCache | None = cache
-        self._cache = cache
+        self.cache = cache
         self._opened: tuple[int, Any, str] | None = None
 
     def name(self, file: str) -> str:
@@ -201,12 +188,12 @@ class RemoteDirectory:
             found = hashlib.sha256(content).hexdigest()
             if found != digests[file]:
                 raise TokenStoreError(_differs(self.name(file), found, digests[file]))
-            self._cache.put(f"{found}/whole", content)
-        return [self._cache.path(f"{sha256}/whole") for sha256 in digests.values()]
+            self.cache.put(f"{found}/whole", content)
+        return [self.cache.path(f"{sha256}/whole") for sha256 in digests.values()]
 
     def _is_kept(self, sha256: str) -> bool:
         """Whether a whole file is in the cache, and undamaged."""
-        path = self._cache.find(f"{sha256}/whole")
+        path = self.cache.find(f"{sha256}/whole")
         try:
             return path is not None and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
         except OSError:

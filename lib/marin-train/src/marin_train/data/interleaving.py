@@ -19,10 +19,11 @@ it was given. Catching up keeps it at a few sequences however often shares chang
 targets sums of them: nothing drifts however long the run.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from decimal import Decimal
 from itertools import accumulate
 
 import numpy as np
@@ -89,10 +90,19 @@ class Segment:
                 counts[self._active[lo]] = count
                 continue
             mid = (lo + hi) // 2
-            base, slope, unit, least, before = self._line(lo, mid, hi)
-            left = min(max((base + count * slope) // unit, least), least + count - before)
+            left = self._left(lo, mid, hi, count)
             nodes += (lo, mid, left), (mid, hi, count - left)
         return counts
+
+    def count_of(self, component: int, num_draws: int) -> int:
+        """How often one that has a share comes among the first ``num_draws``, at least ``start``."""
+        place = self._active.index(component)
+        lo, hi, count = 0, len(self._active), num_draws - self.start + self._sums[1][-1]
+        while hi - lo > 1:
+            mid = (lo + hi) // 2
+            left = self._left(lo, mid, hi, count)
+            lo, hi, count = (lo, mid, left) if place < mid else (mid, hi, count - left)
+        return count
 
     def targets_at(self, num_draws: int) -> list[int]:
         """The targets after ``num_draws``."""
@@ -118,6 +128,11 @@ class Segment:
                 nodes.append((lo, mid, first, to_left))
             if len(to_left) < len(slots):
                 nodes.append((mid, hi, count - first, slots[~takes]))
+
+    def _left(self, lo: int, mid: int, hi: int, count: int) -> int:
+        """How many of a node's first ``count`` draws its left half gets."""
+        base, slope, unit, least, before = self._line(lo, mid, hi)
+        return min(max((base + count * slope) // unit, least), least + count - before)
 
     def _line(self, lo: int, mid: int, hi: int) -> tuple[int, int, int, int, int]:
         """Of a node's first m draws its left half should have ``(base + m * slope) // unit``.
@@ -217,25 +232,24 @@ class Interleave:
 
     def _first_exhaustion(self, segment: Segment, stop: int | None) -> int | None:
         """The number of draws after which a component of the segment reaches its limit, or ``stop`` if none does."""
-        limited = [(i, limit) for i, limit in self._limits.items() if segment.shares[i]]
-        if not limited:
-            return stop
+        for index, limit in self._limits.items():
+            if segment.shares[index]:
+                stop = _draws_until(segment, index, limit, stop=stop)
+        return stop
 
-        def reached(num_draws: int) -> bool:
-            counts = segment.counts_at(num_draws)
-            return any(counts[i] >= limit for i, limit in limited)
 
-        low, high = segment.start, stop
-        if high is None:
-            high = low + 1
-            while not reached(high):
-                low, high = high, high + 2 * (high - segment.start)
-        elif not reached(high):
+def _draws_until(segment: Segment, component: int, limit: int, *, stop: int | None) -> int | None:
+    """The number of draws after which a component has come ``limit`` times, or ``stop`` if that is less."""
+    low = segment.start
+    high = low + 1 if stop is None else stop
+    while segment.count_of(component, high) < limit:
+        if stop is not None:
             return stop
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if reached(middle) else (middle, high)
-        return high
+        low, high = high, high + 2 * (high - segment.start)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if segment.count_of(component, middle) >= limit else (middle, high)
+    return high
 
 
 def _floors(base: int, slope: int, unit: int, num: int) -> np.ndarray:
@@ -252,26 +266,24 @@ def _floors(base: int, slope: int, unit: int, num: int) -> np.ndarray:
     return floors + whole
 
 
-def _exact_weights(names: Sequence[str], weights: Mapping[str, float], *, where: int) -> list[Fraction]:
-    exact = []
+def _exact_weights(names: Sequence[str], weights: Mapping[str, float], *, where: int) -> list[int]:
+    """Integers in the ratio of the decimals that were written."""
+    ratios = []
     for name in names:
         weight = weights.get(name, 0)
-        try:
-            value = Fraction(str(weight))
-        except ValueError:
-            value = Fraction(-1)
-        if value < 0:
+        if not 0 <= weight < math.inf:
             raise ConfigError(f"Component.weight={weight} of {name!r} must be finite and not negative")
-        exact.append(value)
-    if not any(exact):
+        ratios.append(Decimal(str(weight)).as_integer_ratio())
+    if not any(numerator for numerator, _ in ratios):
         raise ConfigError(f"no component has a weight above 0 from draw {where} on; give one to Component or Stage")
-    return exact
+    denominator = math.lcm(*(d for _, d in ratios))
+    return [numerator * (denominator // d) for numerator, d in ratios]
 
 
-def _shares(weights: Sequence[Fraction | int], order: Sequence[int]) -> list[int]:
+def _shares(weights: Sequence[int], order: Sequence[int]) -> list[int]:
     """Integers in the ratio of the weights that sum to `WHOLE`; no weight above 0 gets none, however small."""
     total = sum(weights)
-    shares = [max(1, int(weight * WHOLE / total)) if weight else 0 for weight in weights]
+    shares = [max(1, weight * WHOLE // total) if weight else 0 for weight in weights]
     heaviest = max(order, key=lambda i: shares[i])
     shares[heaviest] += WHOLE - sum(shares)
     return shares

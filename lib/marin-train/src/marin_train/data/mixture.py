@@ -67,7 +67,7 @@ class Mixture:
     def __init__(self, stores: Mapping[str, TokenStore], config: DataConfig, *, batch_size: int) -> None:
         self.stores, self.config, self.batch_size = stores, config, batch_size
         self.names = tuple(component.name for component in config.components)
-        self._packings = tuple(pack(stores[name], config) for name in self.names)
+        self.packings = tuple(pack(stores[name], config) for name in self.names)
         self.pools = tuple(self._pool(index) for index in range(len(self.names)))
         self.interleave = Interleave(self.names, stages(config, batch_size=batch_size), limits=self._limits())
         self._ordering = Ordering(self.pools, seed=config.seed, shuffle=config.shuffle)
@@ -168,8 +168,8 @@ class Mixture:
         where = self.rows(step)
         component, number = where.component[rows], where.number[rows]
         parts = [
-            (selected := np.flatnonzero(component == index), self._packings[index].read(number[selected]))
-            for index in np.unique(component).tolist() or [0]
+            (selected := np.flatnonzero(component == index), self.packings[index].read(number[selected]))
+            for index in sorted(set(component.tolist())) or [0]
         ]
         return _join(parts)
 
@@ -182,7 +182,7 @@ class Mixture:
         if name not in self.names:
             raise ConfigError(f"the mixture has no component {name!r}; it has {', '.join(self.names)}")
         index = self.names.index(name)
-        return Validation(self._packings[index], self.pools[index].held_out)
+        return Validation(self.packings[index], self.pools[index].held_out)
 
     def num_unique_tokens(self, num_steps: int) -> int:
         """Predicted tokens that the first ``num_steps`` batches hold, each counted once however often it came."""
@@ -235,7 +235,7 @@ class Mixture:
 
     def _pool(self, index: int) -> Pool:
         """How much of a component's store is held out, and trained on."""
-        component, total = self.config.components[index], self._packings[index].num_sequences
+        component, total = self.config.components[index], self.packings[index].num_sequences
         store, name, held_out = self.stores[component.name], component.name, component.validation
         if total == 0:
             raise TokenStoreError(

@@ -128,7 +128,7 @@ class DocumentPacking:
 
 def _gather(store: TokenStore, starts: np.ndarray, *, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Stretches of ``width`` tokens, and whether each token but their first counts; beyond the stream, 0 and True."""
-    if np.all(starts + width <= store.num_tokens):
+    if not len(starts) or int(starts.max()) + width <= store.num_tokens:
         tokens = store.gather(starts, width)
         if store.has_mask:
             return tokens, store.gather_mask(starts + 1, width - 1)

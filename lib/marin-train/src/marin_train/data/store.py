@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 
 from marin_train.data.blocks import BlockCache, BlockFile, BlockPieces
-from marin_train.data.directories import Directory, open_directory
+from marin_train.data.directories import Directory, RemoteDirectory, open_directory
 from marin_train.data.stream import MappedPieces, Stream, take_bits, take_windows
 from marin_train.errors import TokenStoreError
 
@@ -105,14 +105,14 @@ class TokenStore:
     @property
     def is_remote(self) -> bool:
         """Whether reading may have to wait for a network."""
-        return self.directory.cache is not None
+        return isinstance(self.directory, RemoteDirectory)
 
     @property
     def tokenizer_file(self) -> Path:
         """A local file; a remote store's is fetched first."""
         return self.local_file(self.manifest["tokenizer"]["file"])
 
-    @property
+    @cached_property
     def has_mask(self) -> bool:
         """Whether some part is supervised data, whose ``.mask`` says which tokens count in the loss."""
         return any(f"{part['name']}.mask" in part["files"] for part in self.manifest["parts"])
@@ -120,8 +120,8 @@ class TokenStore:
     @cached_property
     def _tokens(self) -> Stream:
         parts, dtype = self.manifest["parts"], _DTYPES[self.manifest["dtype"]][1]
-        if self.is_remote:
-            return Stream(self._blocks(dtype), take_windows, dtype=np.int32)
+        if isinstance(self.directory, RemoteDirectory):
+            return Stream(self._blocks(self.directory, dtype), take_windows, dtype=np.int32)
         files = [partial(self.local_file, f"{part['name']}.bin") for part in parts]
         return Stream(MappedPieces(self._part_tokens, files, dtype=dtype), take_windows, dtype=np.int32)
 
@@ -139,12 +139,12 @@ class TokenStore:
     def _part_tokens(self) -> list[int]:
         return [part["num_tokens"] for part in self._parts]
 
-    def _blocks(self, dtype: np.dtype) -> BlockPieces:
+    def _blocks(self, directory: RemoteDirectory, dtype: np.dtype) -> BlockPieces:
         """The token ids of a remote store."""
         for part in self._parts:
             if f"{part['name']}.crc" not in part["files"]:
                 raise TokenStoreError(
-                    f"{self.directory.name(part['name'] + '.crc')} is not in the manifest: without it, what comes over "
+                    f"{directory.name(part['name'] + '.crc')} is not in the manifest: without it, what comes over "
                     f"a network cannot be checked; copy the store to a local disk, or write it again"
                 )
         checksums = self.local_files([f"{part['name']}.crc" for part in self._parts])
@@ -153,7 +153,7 @@ class TokenStore:
             name, facts = f"{part['name']}.bin", part["files"][f"{part['name']}.bin"]
             checksum = np.fromfile(file, "<u4")
             files.append(BlockFile(name=name, sha256=facts["sha256"], size=facts["size"], checksums=checksum))
-        return BlockPieces(self.directory, files, dtype=dtype)
+        return BlockPieces(directory, files, dtype=dtype)
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Rows of ``length`` token ids that begin at ``starts``, Int64[n], over part boundaries: Int32[n, length]."""

@@ -6,9 +6,15 @@ whatever they are, a stream's items are numbered through, and a row may begin an
 A row inside a piece is a window of it. All windows of one length are a view of the piece with two equal strides, and
 indexing that view copies whole rows at the speed of memory. The loss mask has one bit an item: there the windows are
 of bytes, unpacked, and cut once more at the bit. Rows that cross a border are few and are put together by hand.
+
+A store larger than memory is read from the disk, and there a batch is 64 places to wait for one after the other.
+While reading a stream makes this thread wait for pages, all rows of a batch are therefore announced to the kernel
+before the first is touched: about twice as fast as its read-ahead alone, and ``MADV_RANDOM`` is slower than that.
 """
 
 import errno
+import mmap
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import batched
 from pathlib import Path
@@ -26,6 +32,9 @@ _Cut = np.ndarray | tuple[int, int, int, int]
 _PIECES_AT_ONCE = 64
 """Blocks that are asked for together: enough to fill a network, and 64 MiB if none of them was on the disk."""
 
+_COLD_GATHERS = 64
+"""How long rows are announced after one had to be waited for."""
+
 
 class Pieces(Protocol):
     """Where a stream lies."""
@@ -35,6 +44,10 @@ class Pieces(Protocol):
 
     def load(self, numbers: Sequence[int]) -> list[np.ndarray | None]:
         """The contents of these pieces, fetched together if they have to be."""
+        ...
+
+    def announce(self, number: int, start: int, stop: int) -> None:
+        """Says that the items ``start`` to ``stop`` of a piece are about to be read."""
         ...
 
 
@@ -50,6 +63,7 @@ class Stream:
     def __init__(self, pieces: Pieces, take: Take, *, dtype: type) -> None:
         self._pieces, self._take, self._dtype = pieces, take, np.dtype(dtype)
         self.num_items = int(pieces.stops[-1]) if len(pieces.stops) else 0
+        self._cold = 0
 
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
         """The rows of ``length`` items that begin at ``starts``: Int64[n] to dtype[n, length].
@@ -64,13 +78,30 @@ class Stream:
         first, last = int(starts.min()), int(starts.max()) + length
         if first < 0 or last > self.num_items:
             raise IndexError(f"items {first} to {last} of a stream of {self.num_items}")
+        faults = _major_faults()
+        if self._cold:
+            self._announce(starts, length)
+        number = bisect_right(self._pieces.stops, first)
+        if last <= self._pieces.stops[number]:
+            begin = int(self._pieces.stops[number - 1]) if number else 0
+            out[:] = self._take(self._pieces.load([number])[0], starts - begin, length)
+        else:
+            self._gather_pieces(starts, length, out)
+        self._cold = _COLD_GATHERS if _major_faults() > faults else max(0, self._cold - 1)
+        return out
+
+    def _announce(self, starts: np.ndarray, length: int) -> None:
+        stops = self._pieces.stops
+        owner = np.searchsorted(stops, starts, side="right").tolist()
+        for number, start in zip(owner, starts.tolist(), strict=True):
+            begin = int(stops[number - 1]) if number else 0
+            self._pieces.announce(number, start - begin, min(start + length, int(stops[number])) - begin)
+
+    def _gather_pieces(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
+        """Fills the rows of ``out`` from several pieces."""
         stops = self._pieces.stops
         owner = np.searchsorted(stops, starts, side="right")
         whole = stops[owner] - starts >= length
-        if whole.all() and (owner == owner[0]).all():
-            number = int(owner[0])
-            out[:] = self._take(self._pieces.load([number])[0], starts - (stops[number - 1] if number else 0), length)
-            return out
         cuts = _cut(stops, starts, length, np.flatnonzero(~whole))
         for number, rows in _group(owner, np.flatnonzero(whole)):
             if len(rows) > 1:
@@ -87,7 +118,6 @@ class Stream:
                         out[row, column : column + size] = self._take(piece, start - begin, size)
                     else:
                         out[cut] = self._take(piece, starts[cut] - begin, length)
-        return out
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Items ``start`` to ``stop``: dtype[stop - start].
@@ -169,6 +199,17 @@ class MappedPieces:
                 self._mapped[number] = None if file is None else map_file(file(), self._dtype)
         return [self._mapped[number] for number in numbers]
 
+    def announce(self, number: int, start: int, stop: int) -> None:
+        """Lets the kernel read these items from the disk, without waiting for them."""
+        (piece,) = self.load([number])
+        if piece is None or not len(piece):
+            return
+        items = int(self.stops[number]) - (int(self.stops[number - 1]) if number else 0)
+        first = start * piece.nbytes // items // mmap.PAGESIZE * mmap.PAGESIZE
+        mapping = piece.base.base if piece.base is not None else None
+        if isinstance(mapping, mmap.mmap):
+            mapping.madvise(mmap.MADV_WILLNEED, first, -(-stop * piece.nbytes // items) - first)
+
 
 def map_file(file: Path, dtype: np.dtype) -> np.ndarray:
     """A file as a read-only array, of which only what is touched is read."""
@@ -179,6 +220,14 @@ def map_file(file: Path, dtype: np.dtype) -> np.ndarray:
         if error.errno != errno.EMFILE or not _allow_more_files():
             raise
         return map_file(file, dtype)
+
+
+def _major_faults() -> int:
+    """How often this thread had to wait for a page from the disk; 0 where the system does not say."""
+    import resource
+
+    who = getattr(resource, "RUSAGE_THREAD", None)
+    return 0 if who is None else resource.getrusage(who).ru_majflt
 
 
 def _allow_more_files() -> bool:

@@ -50,9 +50,12 @@ _LOOKS_FAR_AHEAD = re.compile(r"\(\?[=!](?:[^()]|\\.)*(?:\(|(?<!\\)[*+{])")
 _REPEATS = re.compile(r"\{(\d*),?(\d*)\}")
 _MOST_REPEATS = 64
 # What each of these does to a character depends on the character, or on the run of its kind that it is in.
-_READ_FORWARD = frozenset(
-    ["BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation", "UnicodeScripts", "Whitespace", "WhitespaceSplit"]
-)
+# fmt: off
+_READ_FORWARD = frozenset({
+    "BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation", "UnicodeScripts",
+    "Whitespace", "WhitespaceSplit",
+})
+# fmt: on
 
 
 @dataclass(frozen=True)

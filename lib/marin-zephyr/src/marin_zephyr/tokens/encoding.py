@@ -37,6 +37,7 @@ from marin_zephyr.tokens.encoder import encode_rows
 from marin_zephyr.tokens.fast import EngineName, check_name, choose_engine
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest
 from marin_zephyr.tokens.parts import dtype_for
+from marin_zephyr.tokens.publishing import publishable
 from marin_zephyr.tokens.resumption import FinishedPart, PartSequence
 from marin_zephyr.tokens.sample import sample_texts
 from marin_zephyr.tokens.store import TokenStore
@@ -77,6 +78,7 @@ class TokenizeReport:
     bytes_per_token: float
 
 
+@publishable
 def tokenize(
     inputs: str | Path | Sequence[str | Path],
     out_dir: str | Path,
@@ -99,7 +101,8 @@ def tokenize(
     Args:
         inputs: files of any format that the package reads, directories, globs, URLs, or a list of these (see
             `input_files`).
-        out_dir: where the store goes: a new or empty directory, or one that this very call has left there before.
+        out_dir: where the store goes: a new or empty directory, or one that this very call has left there before; or a
+            URL, where it is copied when it is finished (see `publishable`).
         tokenizer: what `load_tokenizer` takes.
         workers: threads that encode, by default one a CPU that this process may use; the store does not depend on it.
         part_tokens: a part ends with the document that brings it to this many ids. A killed run loses at most one part.

@@ -16,8 +16,9 @@ from marin_zephyr.tokens.store import TokenStore
 _SHOWN_CHARACTERS = 300
 _AROUND = 40  # tokens on either side
 _MARKS = "⟦", "⟧"
-_WIDTH = 100
 _LABEL = 12
+_BAR = "│ "
+_SHOWN_DIGITS = 16
 
 
 def describe(store: TokenStore, *, token: int | None = None) -> dict[str, Any]:
@@ -62,9 +63,22 @@ def describe(store: TokenStore, *, token: int | None = None) -> dict[str, Any]:
     return facts
 
 
-def tell(facts: Mapping[str, Any]) -> str:
-    """The facts as lines, and what `verify` found if ``damage`` is among them."""
-    return "\n".join(f"{label:<{_LABEL}}{line}" for label, line in _lines(facts))
+def tell(facts: Mapping[str, Any], *, width: int = 80) -> str:
+    """The facts as lines, and what `verify` found if ``damage`` is among them.
+
+    Args:
+        facts: what `describe` gave.
+        width: columns; texts and damage go on in the next line, the rest is short.
+    """
+    told = ""
+    for label, line in _lines(facts):
+        bar = line[:2] if line.startswith(_BAR) else ""
+        pieces = textwrap.wrap(
+            line.removeprefix(bar), max(20, width - _LABEL - len(bar)), drop_whitespace=not bar, expand_tabs=False
+        )
+        for number, piece in enumerate(pieces or [""]):
+            told += f"{'' if number else label:<{_LABEL}}{bar}{piece}".rstrip() + "\n"
+    return told.rstrip("\n")
 
 
 def _part(record: Any) -> dict[str, Any]:
@@ -97,7 +111,7 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "tokens", f"{tokens:,}"
     yield "text", shown_bytes(num_bytes) + (f", {num_bytes / tokens:.2f} bytes a token" if tokens else "")
     yield "ids", f"{facts['dtype']}, vocabulary of {facts['vocab_size']:,}; {_ends(facts['special_ids'])}"
-    yield "tokenizer", f"sha256 {facts['tokenizer']}"
+    yield "tokenizer", f"sha256 {facts['tokenizer'][:_SHOWN_DIGITS]}…"
     parts = facts["parts"]
     names = f": {parts[0]['name']} to {parts[-1]['name']}" if len(parts) > 1 else ""
     masked = sum("mask" in part["files"] for part in parts)
@@ -126,7 +140,10 @@ def _ends(special: Mapping[str, int | None]) -> str:
 
 def _lineage(lineage: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     empty = lineage.get("num_empty") or 0
-    yield "inputs", f"{lineage['num_inputs']:,} files" + (f"; {empty:,} empty rows were left out" if empty else "")
+    yield (
+        "inputs",
+        _counted(lineage["num_inputs"], "file") + (f"; left out: {_counted(empty, 'empty row')}" if empty else ""),
+    )
     counts = lineage.get("rejects", {}).get("counts", {})
     for number, (kind, entry) in enumerate(counts.items()):
         yield "" if number else "rejects", f"{entry['count']:,} {kind}"
@@ -146,10 +163,13 @@ def _token_lines(token: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _text_lines(text: str) -> Iterator[tuple[str, str]]:
-    """A text as it stands, line by line behind a bar; long lines go on below."""
+    """A text as it stands, line by line behind a bar."""
     for line in text.split("\n"):
-        pieces = textwrap.wrap(_plain(line.expandtabs(4)), _WIDTH - _LABEL, drop_whitespace=False, expand_tabs=False)
-        yield from (("", f"│ {piece}".rstrip()) for piece in pieces or [""])
+        yield "", _BAR + _plain(line.expandtabs(4))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _quoted(text: str) -> str:

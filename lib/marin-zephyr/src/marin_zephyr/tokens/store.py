@@ -128,6 +128,12 @@ class TokenStore:
         """UTF-8 bytes of the text of all documents."""
         return self.manifest.num_bytes
 
+    @property
+    def rejects(self) -> dict[str, FileRecord]:
+        """The files of what was refused, by their names in the store; none unless that was asked for."""
+        files = self.manifest.lineage.get("rejects", {}).get("files", {})
+        return {name: FileRecord(size=file["size"], sha256=file["sha256"]) for name, file in files.items()}
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the store was made with, loaded on first use."""

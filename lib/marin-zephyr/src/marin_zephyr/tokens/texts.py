@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-# While it is encoded, text takes some hundred bytes a token: of so little of it, memory that is given back is used again.
+# While it is encoded, text takes some hundred bytes a token: of so little text, memory given back is used again.
 _BATCH_CHARS = 96 << 10
 _STRETCH_CHARS = 128 << 10
 _CACHED_WORDS = 1 << 16

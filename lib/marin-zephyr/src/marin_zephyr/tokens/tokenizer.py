@@ -13,15 +13,16 @@ See: Sennrich et al. 2016 (arXiv 1508.07909) for BPE; Radford et al. 2019 for it
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marin_zephyr.errors import TokenizerError
 from marin_zephyr.tokens.backends import build_encoder, build_whole
+from marin_zephyr.tokens.tokenizer_files import TOKENIZER_FILE as TOKENIZER_FILE
+from marin_zephyr.tokens.tokenizer_files import find_files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 END_OF_TEXT = "<|endoftext|>"
-TOKENIZER_FILE = "tokenizer.json"
 
 # Tried in this order where no tokenizer_config.json says which special token ends or begins a sequence.
 _USUAL_EOS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
@@ -107,42 +107,38 @@ def load_tokenizer(
     """Loads a tokenizer from disk.
 
     Args:
-        source: a ``tokenizer.json``, a directory that holds one, ``"bytes"`` for the built-in byte tokenizer, or a
+        source: a ``tokenizer.json``, a directory that holds one (or ``vocab.json`` and ``merges.txt``), the
+            ``owner/name`` of a repository of the Hugging Face hub, ``"bytes"`` for the built-in byte tokenizer, or a
             `Tokenizer`, which is returned as it is.
-        eos_token: the token that ends a sequence. By default what ``tokenizer_config.json`` beside the file says, else
+        eos_token: the token that ends a sequence. By default what the files beside it say (`tokenizer_files`), else
             the usual names, else the only special token there is.
         bos_token: likewise for the beginning.
 
     Raises:
         TokenizerError: there is no such file, it is no tokenizer, or it lacks the token that was named.
+        MissingExtraError: a repository's name, and the hub's client is not installed.
     """
     if isinstance(source, Tokenizer):
         return source
     if str(source) == "bytes":
         return byte_tokenizer()
-    path = Path(source)
-    if path.is_dir():
-        path = path / TOKENIZER_FILE
+    files = find_files(source)
     try:
-        content = path.read_bytes()
-    except OSError:
-        raise TokenizerError(
-            f"no tokenizer at {path}: give a tokenizer.json, a directory that holds one, or 'bytes'"
-        ) from None
-    try:
-        backend = build_whole(content)
+        backend = build_whole(files.content)
     except Exception as error:  # the binding raises bare Exception
-        raise TokenizerError(f"{path} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
-    named = _config_tokens(path.with_name("tokenizer_config.json"))
+        raise TokenizerError(f"{files.path} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
     special = [t.content for t in backend.get_added_tokens_decoder().values() if t.special]
-    eos = eos_token or named.get("eos") or _first(_USUAL_EOS, special) or (special[0] if len(special) == 1 else None)
-    bos = bos_token or named.get("bos") or _first(_USUAL_BOS, special)
-    ids = {}
-    for role, token in (("eos", eos), ("bos", bos)):
-        ids[role] = None if token is None else backend.token_to_id(token)
-        if token is not None and ids[role] is None:
-            raise TokenizerError(f"{path} has no token {token!r}, which was named as its {role} token")
-    return Tokenizer(content=content, eos_id=ids["eos"], bos_id=ids["bos"])
+    eos = eos_token or files.roles.get("eos") or _first(_USUAL_EOS, special)
+    bos = bos_token or files.roles.get("bos") or _first(_USUAL_BOS, special)
+    if eos is None and len(special) == 1:
+        eos = special[0]
+    control = {i for token in files.control if (i := backend.token_to_id(token)) is not None}
+    return Tokenizer(
+        content=files.content,
+        eos_id=_id(backend, eos, "eos", files.path),
+        bos_id=_id(backend, bos, "bos", files.path),
+        control_ids=tuple(sorted(control)),
+    )
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -171,18 +167,17 @@ def _byte_symbols() -> list[str]:
     return [chr(byte if byte in printable else next(others)) for byte in range(256)]
 
 
-def _config_tokens(path: Path) -> dict[str, str]:
-    """The ``eos`` and ``bos`` tokens that a ``tokenizer_config.json`` names, where there is one."""
-    if not path.is_file():
-        return {}
-    try:
-        config: dict[str, Any] = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise TokenizerError(f"{path} is not JSON: {error}") from None
-    tokens = {role: config.get(f"{role}_token") for role in ("eos", "bos")}
-    # Older files nest the token in an object with its stripping rules.
-    texts = {role: token.get("content") if isinstance(token, dict) else token for role, token in tokens.items()}
-    return {role: text for role, text in texts.items() if text}
+def _id(backend: "tokenizers.Tokenizer", token: str | int | None, role: str, path: Path) -> int | None:
+    """The id of a token that is named, or numbered, as the one of a role."""
+    if token is None:
+        return None
+    number = backend.token_to_id(token) if isinstance(token, str) else token
+    if number is None or backend.id_to_token(number) is None:
+        raise TokenizerError(
+            f"{path} has no token {token!r}, which was named as its {role} token: "
+            f"name another with {role}_token, or correct the files beside it"
+        )
+    return number
 
 
 def _first(wanted: Sequence[str], present: Sequence[str]) -> str | None:

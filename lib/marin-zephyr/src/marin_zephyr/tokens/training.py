@@ -5,27 +5,22 @@ of GPT-4 and Llama 3: words with the one character before them, up to three digi
 line's end. The result depends on the inputs and the arguments alone, not on threads or the order of hash tables.
 
 From a corpus larger than ``max_bytes`` a sample is taken: documents in the order of a seeded hash of their text until
-the sample is full. It does not depend on the order of the files.
+the sample is full. It does not depend on the order of the files. The corpus is read once; of it the sample is held.
 
 See: Sennrich et al. 2016 (arXiv 1508.07909); the pattern, Dubey et al. 2024 (arXiv 2407.21783) and OpenAI's tiktoken.
 """
 
+import heapq
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from marin_zephyr.durability import replace_file
 from marin_zephyr.errors import InputError, UsageError
-from marin_zephyr.formats.files import InputFile
 from marin_zephyr.tokens.documents import input_files, read_documents
 from marin_zephyr.tokens.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 logger = logging.getLogger(__name__)
 
@@ -77,19 +72,25 @@ def train_tokenizer(
     """Trains byte-level BPE and writes a ``tokenizer.json``.
 
     Args:
-        inputs: Parquet or JSON Lines: files, directories, globs, or a list of these (see `input_files`).
+        inputs: files, directories, globs, or a list of these (see `input_files`).
         out_file: the file to write; an old one is replaced when the new one is whole.
         vocab_size: ids in all, with the 256 bytes and the special tokens. A corpus too small for it gives fewer, which
             is logged and reported.
         text_field: the column or field that holds the text.
         max_bytes: train on at most this many bytes of text. Time grows with it: about 7 MB/s on two cores.
-        special_tokens: they get the first ids; the first of the usual names for an end of sequence becomes ``eos``.
+        special_tokens: they get the first ids. No text reaches them.
         seed: chooses the sample.
 
     Raises:
-        UsageError: ``vocab_size`` leaves no room for the bytes, or ``max_bytes`` is not positive.
+        UsageError: ``vocab_size`` leaves no room for the bytes, ``max_bytes`` is not positive, or a special token is
+            a single character, which would be a byte, or named twice.
         InputError: there is no document with text.
     """
+    for token in special_tokens:
+        if len(token) < 2 or list(special_tokens).count(token) > 1:
+            raise UsageError(
+                f"special_tokens holds {token!r}: each must have two characters or more, and be named once"
+            )
     least = 256 + len(special_tokens)
     if vocab_size < least:
         raise UsageError(f"vocab_size is {vocab_size}: 256 bytes and {len(special_tokens)} special tokens need {least}")
@@ -97,12 +98,13 @@ def train_tokenizer(
         raise UsageError(f"max_bytes is {max_bytes}: it must be at least 1")
     began = time.monotonic()
     files = input_files(inputs)
-    sizes, hashes = _survey(files, text_field, seed)
-    if not sizes.sum():
+    sample = Sample(max_bytes=max_bytes, seed=seed)
+    for document in read_documents(files, text_field=text_field):
+        sample.add(document.text, document.num_bytes)
+    if not sample.num_bytes:
         raise InputError(f"no document with text in {', '.join(file.url for file in files[:3])}")
-    allowances = sample_allowances(sizes, hashes, max_bytes=max_bytes)
-    logger.info("train-tokenizer: %s of %s bytes", f"{allowances.sum():,}", f"{sizes.sum():,}")
-    content = _train(_sample(files, text_field, allowances), vocab_size, special_tokens)
+    logger.info("train-tokenizer: %s of %s bytes", f"{sample.num_bytes_used:,}", f"{sample.num_bytes:,}")
+    content = _train(sample.texts(), vocab_size, special_tokens)
     replace_file(Path(out_file), content)
     tokenizer = load_tokenizer(out_file, eos_token=next(iter(special_tokens), None))
     if tokenizer.vocab_size < vocab_size:
@@ -111,51 +113,53 @@ def train_tokenizer(
             tokenizer.vocab_size,
             vocab_size,
         )
-    return _report(tokenizer, Path(out_file), sizes, allowances, time.monotonic() - began)
+    return _report(tokenizer, Path(out_file), sample, time.monotonic() - began)
 
 
-def sample_allowances(
-    sizes: "NDArray[np.int64]", hashes: "NDArray[np.uint64]", *, max_bytes: int
-) -> "NDArray[np.int64]":
-    """How many bytes of each document are in the sample.
+class Sample:
+    """Of the documents that are added, those of the lowest seeded hashes: as many bytes as are wanted, in all.
 
     Args:
-        sizes: bytes of each document, shape ``[documents]``.
-        hashes: they order the documents; equal ones keep their order.
-        max_bytes: what the sample may hold.
-
-    Returns:
-        For each document all of its bytes or none, and for at most one a part: their sum is
-        ``min(max_bytes, sizes.sum())``.
+        max_bytes: UTF-8 bytes wanted; the last document that gets in is shortened to them.
+        seed: of the hash.
     """
-    import numpy as np
 
-    order = np.argsort(hashes, kind="stable")
-    before = np.cumsum(sizes[order]) - sizes[order]
-    allowances = np.empty_like(sizes)
-    allowances[order] = np.clip(max_bytes - before, 0, sizes[order])
-    return allowances
+    def __init__(self, *, max_bytes: int, seed: int) -> None:
+        self.num_documents = 0
+        self.num_bytes = 0
+        self._max_bytes = max_bytes
+        self._seed = seed
+        self._held_bytes = 0
+        self._held: list[tuple[int, int, str, int]] = []  # a heap: the highest hash first, of equal ones the last
 
+    @property
+    def num_bytes_used(self) -> int:
+        """Bytes of the sample."""
+        return min(self._held_bytes, self._max_bytes)
 
-def _survey(files: Sequence[InputFile], text_field: str, seed: int) -> "tuple[NDArray[np.int64], NDArray[np.uint64]]":
-    """The size and the seeded hash of each document."""
-    import numpy as np
-    from xxhash import xxh3_64_intdigest
+    def add(self, text: str, num_bytes: int) -> None:
+        """Adds a document; ``num_bytes`` is the length of ``text`` in UTF-8."""
+        from xxhash import xxh3_64_intdigest
 
-    sizes, hashes = [], []
-    for document in read_documents(files, text_field=text_field):
-        sizes.append(document.num_bytes)
-        hashes.append(xxh3_64_intdigest(document.text.encode(), seed))
-    return np.array(sizes, np.int64), np.array(hashes, np.uint64)
+        self.num_documents += 1
+        if not num_bytes:
+            return
+        rank = -xxh3_64_intdigest(text.encode(), self._seed)
+        heapq.heappush(self._held, (rank, -self.num_documents, text, num_bytes))
+        self.num_bytes += num_bytes
+        self._held_bytes += num_bytes
+        while self._held_bytes - self._held[0][3] >= self._max_bytes:
+            self._held_bytes -= heapq.heappop(self._held)[3]
 
-
-def _sample(files: Sequence[InputFile], text_field: str, allowances: "NDArray[np.int64]") -> Iterator[str]:
-    documents = read_documents(files, text_field=text_field)
-    for document, allowed in zip(documents, allowances.tolist(), strict=True):
-        if allowed == document.num_bytes:
-            yield document.text
-        elif allowed:
-            yield document.text.encode()[:allowed].decode(errors="ignore")
+    def texts(self) -> Iterator[str]:
+        """The sample, in the order in which it was added; its characters are whole."""
+        over = max(0, self._held_bytes - self._max_bytes)
+        highest = self._held[0][1] if self._held else None
+        for _, number, text, num_bytes in sorted(self._held, key=lambda held: -held[1]):
+            if number == highest and over:
+                yield text.encode()[: num_bytes - over].decode(errors="ignore")
+            else:
+                yield text
 
 
 def _train(texts: Iterator[str], vocab_size: int, special_tokens: Sequence[str]) -> bytes:
@@ -181,15 +185,13 @@ def _train(texts: Iterator[str], vocab_size: int, special_tokens: Sequence[str])
     return backend.to_str(pretty=True).encode()
 
 
-def _report(
-    tokenizer: Tokenizer, out_file: Path, sizes: "NDArray[np.int64]", allowances: "NDArray[np.int64]", seconds: float
-) -> TrainingReport:
+def _report(tokenizer: Tokenizer, out_file: Path, sample: Sample, seconds: float) -> TrainingReport:
     return TrainingReport(
         file=str(out_file),
         digest=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
-        num_documents=len(sizes),
-        num_bytes=int(sizes.sum()),
-        num_bytes_used=int(allowances.sum()),
+        num_documents=sample.num_documents,
+        num_bytes=sample.num_bytes,
+        num_bytes_used=sample.num_bytes_used,
         seconds=seconds,
     )

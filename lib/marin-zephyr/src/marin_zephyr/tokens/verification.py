@@ -78,6 +78,7 @@ def verify(store: "TokenStore", *, progress: Progress | None = None) -> tuple[Da
         for number, part in enumerate(store.parts):
             first_token, first_document = store.first_tokens[number], store.first_documents[number]
             found += _PartVerifier(store, part, first_token, first_document, progress).run()
+        found += _rejects_damage(store)
         if not found:
             found += _text_damage(store)
     finally:
@@ -93,6 +94,14 @@ def _manifest_damage(store: "TokenStore") -> Iterator[Damage]:
     content = store.place.read(TOKENIZER_FILE)
     if content is None or hashlib.sha256(content).hexdigest() != store.manifest.tokenizer_digest:
         yield Damage(TOKENIZER_FILE)
+
+
+def _rejects_damage(store: "TokenStore") -> Iterator[Damage]:
+    """Whether the records that were refused are as they were written."""
+    for name, record in store.rejects.items():
+        content = store.place.read(name)
+        if content is None or hashlib.sha256(content).hexdigest() != record.sha256:
+            yield Damage(name, "is missing" if content is None else _DIGEST_DIFFERS)
 
 
 @dataclass
