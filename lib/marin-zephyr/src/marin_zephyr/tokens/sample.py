@@ -44,4 +44,4 @@ def sample_texts(files: Sequence[InputFile], *, text_field: str) -> "Iterator[pa
         if isinstance(rows, Rows):
             texts = rows.frame[text_field].cast(pl.String).fill_null("")
             enough = texts.str.len_bytes().cum_sum().search_sorted(wanted, side="left")
-            yield texts[: int(enough) + 1].rechunk().to_arrow().cast(pa.large_string())
+            yield texts[: enough + 1].rechunk().to_arrow().cast(pa.large_string())
