@@ -15,6 +15,8 @@ from tokenizers import Tokenizer as Reference
 from marin_zephyr.errors import TokenizerError
 from marin_zephyr.tokens import Tokenizer, byte_tokenizer, load_tokenizer
 from marin_zephyr.tokens.cutting import LongEncoder
+from marin_zephyr.tokens.marked import MarkedEncoder, MarkedText
+from marin_zephyr.tokens.texts import SpecialIds
 
 _SPECIAL = "<|endoftext|>"
 # Whole Unicode, with the troublesome characters often: combining marks, joiners, controls, line ends.
@@ -155,6 +157,7 @@ _TEXTS = [
     "  spaces  ",
     "\ufeffbom\x00",
     "a</b> < s > s>",
+    "one <more> of<more>",
 ]
 
 
@@ -189,9 +192,10 @@ def _whole_words() -> tuple[Reference, object]:
 
 @pytest.fixture(scope="module", params=[_unigram, _wordpiece, _sentencepiece, _whole_words])
 def kind(request: pytest.FixtureRequest, corpus: list[str]) -> Reference:
-    """A reference whose model was trained on text that holds the special tokens' strings."""
+    """A reference whose model was trained on text that holds the special tokens' strings, with one token more."""
     backend, trainer = request.param()
     backend.train_from_iterator([*corpus[:8], *(f"{name} s " * 30 for name in _NAMES)], trainer)
+    backend.add_tokens(["<more>"])
     return backend
 
 
@@ -207,9 +211,12 @@ def test_ids_of_every_kind_are_those_of_the_reference(kind: Reference, tmp_path:
 def test_no_text_reaches_a_special_token_of_any_kind(kind: Reference, parts: list[str]):
     """Though a Unigram's, a WordPiece's or a whole word's vocabulary, or a learned merge, holds the very string."""
     loaded = Tokenizer(content=kind.to_str().encode(), eos_id=kind.token_to_id("</s>"), bos_id=kind.token_to_id("<s>"))
-    [ids] = loaded.encode_batch(["".join(parts)])
+    text = "".join(parts)
+    [ids] = loaded.encode_batch([text])
     unreachable = {kind.token_to_id(name) for name in _NAMES[1:]}
     assert unreachable.isdisjoint(ids.tolist())
+    marked = MarkedEncoder(loaded, SpecialIds(bos=None, eos=None))
+    assert marked.encode([lambda: MarkedText(text, (), [(0, len(text))])]).ids.tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"single_word": True}, {"normalized": True}, {}])

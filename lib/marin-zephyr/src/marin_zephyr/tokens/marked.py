@@ -18,13 +18,13 @@ See: ``char_to_token`` in the assistant masks of Hugging Face transformers, whic
 Unicode 16.0, section 23.7, for noncharacters.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from marin_zephyr.errors import RejectRow
+from marin_zephyr.tokens.backends import build_bordered
 from marin_zephyr.tokens.batches import Encoded
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
@@ -92,21 +92,17 @@ class MarkedEncoder:
         """
         from tokenizers import AddedToken
 
-        fields = {**json.loads(tokenizer.content), "post_processor": None}  # one of them makes offsets narrower
-        backend = replace(tokenizer, content=json.dumps(fields).encode()).backend
         self._special = {
             token.content: (number, _border(token))
-            for number, token in backend.get_added_tokens_decoder().items()
+            for number, token in tokenizer.backend.get_added_tokens_decoder().items()
             if token.special
         }
         self._first_border = tokenizer.vocab_size
-        backend.add_tokens(
-            [
-                AddedToken(b, lstrip=bool(n & 1), rstrip=bool(n & 2), single_word=bool(n & 4), normalized=False)
-                for n, b in enumerate(_BORDERS)
-            ]
-        )
-        self._backend = backend
+        borders = [
+            AddedToken(b, lstrip=bool(n & 1), rstrip=bool(n & 2), single_word=bool(n & 4), normalized=False)
+            for n, b in enumerate(_BORDERS)
+        ]
+        self._backend = build_bordered(tokenizer.content, tokenizer.special_ids, borders, first=self._first_border)
         self._specials = specials
 
     @property
