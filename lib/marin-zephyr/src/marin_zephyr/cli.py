@@ -439,9 +439,8 @@ def inspect(store: Store, /, *, verify: bool = False, token: int | None = None, 
     from marin_zephyr.tokens.inspection import describe, tell
 
     opened = TokenStore.open(store)
-    facts = describe(opened, token=token)
-    if verify:
-        facts["damage"] = [str(d) for d in opened.verify(progress=_progress())]
+    damage = opened.verify(progress=_progress()) if verify else None
+    facts = describe(opened, token=token, damage=damage)
     if json:
         _print_json(facts)
     else:

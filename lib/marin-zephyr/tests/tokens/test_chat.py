@@ -1,6 +1,7 @@
 """Conversations: a template's control tokens are ids, a message's text is text, and the assistant's words count."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -319,6 +320,19 @@ class TestRefusals:
         source = "{{ messages.__class__.__mro__ }}"
         assert "access to attribute '__class__'" in chatml.refusal(talk("?", "!"), template=source)
 
+    @pytest.mark.parametrize(
+        ("written", "reason"),
+        [
+            ("{{ messages | map(attribute='content') }}", "it writes 'generator', which is no text"),
+            ("{{ raise_exception }}", "it writes 'function', which is no text"),
+            ("{{ '\\ud800' }}", "it holds the surrogate U\\+D800"),
+            ("{{ raise_exception('\\ud800') }}", r"refuses it: \\ud800"),
+        ],
+    )
+    def test_what_is_no_text_in_every_run_is_refused(self, chatml: Chat, written: str, reason: str):
+        source = written + "{% generation %}x{% endgeneration %}"
+        assert re.search(reason, chatml.refusal(talk("?", "!"), template=source))
+
     def test_a_template_that_asks_for_the_date_is_refused_by_name(self, chatml: Chat):
         source = "{{ strftime_now('%Y') }}"
         reason = chatml.refusal(talk("?", "!"), template=source)
@@ -504,6 +518,8 @@ class TestWhereTemplatesComeFrom:
             ("absent.jinja", "chat template absent.jinja cannot be read"),
             ("{{ messages }}\n{% for m in messages %}", "chat template, line 2: "),
             ("{{ '\ufdd0' }}", "noncharacters"),
+            ("{{ " + "-" * 3000 + "1 }}", "nested too far"),
+            ("{% for m in messages %}" * 100 + "{% endfor %}" * 100, "nested too far"),
         ],
     )
     def test_a_missing_or_malformed_one_is_named(self, chatml: Chat, tmp_path: Path, source: str | None, message: str):

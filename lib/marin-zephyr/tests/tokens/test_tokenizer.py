@@ -300,3 +300,41 @@ def test_a_repository_of_the_hub_is_read_from_the_clients_cache(trained: Tokeniz
     assert "TokenizerError no tokenizer at other/model, neither on disk nor on the hub" in from_hub(
         "other/model", tmp_path
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("tokenizer_config.json", "[" * 100_000, "is not JSON"),
+        ("config.json", '{"eos_token_id": -1}', "no token -1"),
+        ("config.json", '{"eos_token_id": 99999999999}', "no token 99999999999"),
+        ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}', "vocabulary is empty"),
+    ],
+)
+def test_files_of_a_tokenizer_that_make_no_sense_are_named(
+    tokenizer_file: Path, tmp_path: Path, name: str, content: str, told: str
+):
+    directory = save(json.loads(tokenizer_file.read_bytes()), tmp_path / "t")
+    (directory / name).write_text(content)
+    with pytest.raises(TokenizerError, match=told):
+        load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    "config", [{"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"1": 5}}, {"additional_special_tokens": 5}]
+)
+def test_lists_of_tokens_that_are_none_say_nothing(tokenizer_file: Path, tmp_path: Path, config: dict):
+    directory = save(json.loads(tokenizer_file.read_bytes()), tmp_path / "t", config)
+    assert load_tokenizer(directory).control_ids == ()
+
+
+def test_a_name_that_no_file_can_have_is_no_tokenizer():
+    with pytest.raises(TokenizerError, match="no tokenizer at"):
+        load_tokenizer("a" * 300)
+
+
+def test_a_text_that_the_tokenizer_fails_on_is_its_error():
+    fields = word_level(ids={"a": 0})
+    fields["model"]["unk_token"] = "absent"
+    with pytest.raises(TokenizerError, match="fails on a text"):
+        Tokenizer(content=json.dumps(fields).encode(), eos_id=None, bos_id=None).encode_batch(["b"])

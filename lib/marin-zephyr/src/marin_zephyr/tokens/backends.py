@@ -12,11 +12,25 @@
 
 import json
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from marin_zephyr.errors import TokenizerError
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+@contextmanager
+def encoding() -> Generator[None]:
+    """Turns what the library raises on a text, a bare `Exception`, into a `TokenizerError`."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise TokenizerError(f"the tokenizer fails on a text: {error}. Its tokenizer.json has to be mended") from None
 
 
 def build_whole(content: bytes, special_ids: Collection[int] = ()) -> "tokenizers.Tokenizer":

@@ -210,7 +210,7 @@ def choose_engine(
 def _is_trivial(tokenizer: Tokenizer) -> bool:
     """Whether it merges nothing, as the byte tokenizer: there is little to gain, and nothing to warn of."""
     model = json.loads(tokenizer.content)["model"]
-    return model["type"] == "BPE" and not model["merges"]
+    return model.get("merges") == []
 
 
 def check_name(engine: str) -> None:
@@ -316,7 +316,7 @@ def plain_json(tokenizer: Tokenizer) -> str:
             raise EngineRefusedError(f"gigatoken does not know this tokenizer: its model has {key} {model[key]!r}")
     kept = []
     for token in fields.get("added_tokens") or ():
-        if token["special"] or token["id"] in (tokenizer.eos_id, tokenizer.bos_id):
+        if token["special"] or token["id"] in tokenizer.special_ids:
             continue
         for key in ("single_word", "lstrip", "rstrip"):
             if token.get(key):
