@@ -258,6 +258,16 @@ def test_repeating_a_finished_call_touches_nothing(source: Path, tmp_path: Path,
     )
 
 
+def test_a_store_below_its_inputs_is_none_of_them(tmp_path: Path, write_jsonl, corpus: list[str], trained: Tokenizer):
+    write_jsonl(tmp_path / "in" / "a.jsonl", corpus[:5])
+    out, work = tmp_path / "in" / "tokens", tmp_path / "in" / "work"
+    tokenize(tmp_path / "in", out, tokenizer=trained, work_dir=work, part_tokens=100)
+    again = tokenize(tmp_path / "in", out, tokenizer=trained, work_dir=work, part_tokens=100)
+    assert again.num_parts_reused == again.num_parts > 1
+    with pytest.raises(InputError, match="all inputs lie in"):
+        tokenize(tmp_path / "in" / "a.jsonl", tmp_path / "in", tokenizer=trained)
+
+
 # ----------------------------------------------------------------------------------------------------------- rejects
 
 

@@ -100,7 +100,7 @@ def tokenize(
 
     Args:
         inputs: files of any format that the package reads, directories, globs, URLs, or a list of these (see
-            `input_files`).
+            `input_files`). What lies in ``out_dir`` or ``work_dir`` is none.
         out_dir: where the store goes: a new or empty directory, or one that this very call has left there before; or a
             URL, where it is copied when it is finished (see `publishable`).
         tokenizer: what `load_tokenizer` takes.
@@ -148,7 +148,7 @@ def tokenize(
     began = time.monotonic()
     loaded = load_tokenizer(tokenizer)
     specials = SpecialIds.of(loaded, append_eos=append_eos, prepend_bos=prepend_bos)
-    files = input_files(inputs)
+    files = _outside(input_files(inputs), out, work)
     reference = HuggingFaceEngine(loaded)
     encoder = _row_encoder(tokenizer, loaded, specials, text_field=text_field, supervised=supervised)
     settings = {"append_eos": append_eos, "prepend_bos": prepend_bos, "part_tokens": part_tokens}
@@ -265,6 +265,17 @@ def _check_arguments(out: Path, work: Path, *, workers: int, part_tokens: int) -
             raise UsageError(f"{name} is {value}: it must be at least 1")
     if out.resolve() == work.resolve():
         raise UsageError(f"work_dir and out_dir are both {out}: give another work_dir, or none")
+
+
+def _outside(files: Sequence[InputFile], *outputs: Path) -> tuple[InputFile, ...]:
+    """``files`` without those that this very call writes, where an input is a directory above."""
+    ours = [output.resolve() for output in outputs]
+    taken = tuple(
+        file for file in files if "://" in file.url or not any(map(Path(file.url).resolve().is_relative_to, ours))
+    )
+    if not taken:
+        raise InputError(f"all inputs lie in {outputs[0]}, where the store is to go: choose another directory for it")
+    return taken
 
 
 def _limit(max_bad: float | None, on_error: OnError) -> float | None:
