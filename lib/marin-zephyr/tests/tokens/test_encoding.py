@@ -31,7 +31,7 @@ from marin_zephyr.errors import (
     UsageError,
 )
 from marin_zephyr.tokens import Tokenizer, TokenStore, encoding, resumption, tokenize
-from marin_zephyr.tokens.batches import Encoded, Rows
+from marin_zephyr.tokens.batches import Encoded, Engine, Rows
 from marin_zephyr.tokens.texts import TextEncoder
 
 _PART_TOKENS = 4000
@@ -384,8 +384,8 @@ def test_parts_without_refusals_outlive_a_change_of_policy(
 class _Refusing(TextEncoder):
     """Refuses texts of an odd length, and masks every third id."""
 
-    def replica(self) -> "_Refusing":
-        return _Refusing(self._engine.replica(), self._specials, text_field=self._text_field)
+    def using(self, engine: Engine) -> "_Refusing":
+        return _Refusing(engine, self._specials, text_field=self._text_field)
 
     def encode(self, rows: Rows) -> Encoded:
         kept = [text if text and len(text) % 2 == 0 else None for text in rows.frame["text"]]
