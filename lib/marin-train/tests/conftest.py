@@ -18,8 +18,8 @@ from hypothesis import settings
 from marin_train.configs import Component, DataConfig, ModelConfig, TrainConfig
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
 
 # Started in the background of a shell, this process ignores interrupts, and so would those that the tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
