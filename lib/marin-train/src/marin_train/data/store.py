@@ -165,6 +165,10 @@ class TokenStore:
         """Rows of ``length`` token ids that begin at ``starts``, Int64[n], over part boundaries: Int32[n, length]."""
         return self._tokens.gather(starts, length)
 
+    def gather_into(self, out: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:
+        """The same, written into those rows, Int64[n], of Int32[rows, length]."""
+        self._tokens.gather_into(out, rows, starts)
+
     def gather_mask(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Which tokens of such rows count in the loss, all where a part has no mask: Bool[n, length]."""
         return self._mask.gather(starts, length)
