@@ -29,7 +29,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.errors import TextTooLongError
-from marin_zephyr.tokens.backends import build_continuing, build_encoder, encoding
+from marin_zephyr.tokens.hugging_face import build_continuing, build_encoder, encoding
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

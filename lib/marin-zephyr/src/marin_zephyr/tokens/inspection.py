@@ -35,11 +35,11 @@ def describe(store: TokenStore, *, token: int | None = None, damage: Sequence[Da
     """
     if token is not None and not 0 <= token < store.num_tokens:
         last = store.num_tokens - 1
-        raise UsageError(f"{store.place}: there is no token {token}; they are numbered from 0 to {last}")
+        raise UsageError(f"{store.directory}: there is no token {token}; they are numbered from 0 to {last}")
     manifest = store.manifest
     lineage = manifest.lineage
     facts: dict[str, Any] = {
-        "store": str(store.place),
+        "store": str(store.directory),
         "num_documents": store.num_documents,
         "num_tokens": store.num_tokens,
         "num_bytes": store.num_bytes,
@@ -56,8 +56,8 @@ def describe(store: TokenStore, *, token: int | None = None, damage: Sequence[Da
     except (IndexError, ValueError, OverflowError) as error:
         if not damage:
             raise TokenStoreError(
-                f"{store.place}: its files contradict each other ({error}): `zephyr inspect --verify` tells what is "
-                f"damaged"
+                f"{store.directory}: its files contradict each other ({error}): `zephyr inspect --verify` tells what "
+                f"is damaged"
             ) from None
     if damage is not None:
         facts["damage"] = [str(one) for one in damage]

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from marin_zephyr.errors import RejectRow
-from marin_zephyr.tokens.backends import build_bordered, encoding
 from marin_zephyr.tokens.batches import Encoded
+from marin_zephyr.tokens.hugging_face import build_bordered, encoding
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

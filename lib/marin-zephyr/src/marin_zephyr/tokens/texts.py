@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.errors import EngineError, TextTooLongError, TokenizerError
-from marin_zephyr.tokens.backends import encoding
 from marin_zephyr.tokens.batches import Encoded, Engine, Rows
 from marin_zephyr.tokens.cutting import LongEncoder
+from marin_zephyr.tokens.hugging_face import encoding
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

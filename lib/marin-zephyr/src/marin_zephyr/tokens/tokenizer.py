@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marin_zephyr.errors import TokenizerError
-from marin_zephyr.tokens.backends import build_encoder, build_whole, encoding
+from marin_zephyr.tokens.hugging_face import build_encoder, build_whole, encoding
 from marin_zephyr.tokens.tokenizer_files import TOKENIZER_FILE as TOKENIZER_FILE
 from marin_zephyr.tokens.tokenizer_files import find_files
 
