@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from marin_zephyr.errors import EngineError, EngineRefusedError, MissingExtraError, UsageError
 from marin_zephyr.tokens.batches import Engine
+from marin_zephyr.tokens.texts import byte_lengths, text_buffers
 from marin_zephyr.tokens.tokenizer import Tokenizer
 from marin_zephyr.tokens.traps import TRAPS
 
@@ -149,7 +150,7 @@ class CheckedEngine:
     def _encode(self, texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         import numpy as np
 
-        (long,) = np.nonzero(_byte_lengths(texts) > MOST_BYTES)
+        (long,) = np.nonzero(byte_lengths(texts) > MOST_BYTES)
         if not len(long):
             return self.fast.encode(texts)
         found, start = [], 0
@@ -228,14 +229,14 @@ def _check(
     counts = {"num_documents": 0, "num_bytes": 0}
     traps = pa.array([*TRAPS, *_around_tokens(tokenizer)], pa.large_string())
     for texts, what in _labelled(traps, sample):
-        texts = texts.filter(pa.array(_byte_lengths(texts) <= MOST_BYTES))
+        texts = texts.filter(pa.array(byte_lengths(texts) <= MOST_BYTES))
         ids, lengths = fast.encode(texts)
         different = _difference(reference, texts, ids, lengths, range(len(texts)))
         if different is not None:
             raise EngineRefusedError(f"{different[1]}, in {what}")
         if what != "a text of the fixed list":
             counts["num_documents"] += len(texts)
-            counts["num_bytes"] += int(_byte_lengths(texts).sum())
+            counts["num_bytes"] += int(byte_lengths(texts).sum())
     return counts
 
 
@@ -294,7 +295,7 @@ def _chosen(
     (filled,) = np.nonzero(lengths)
     if not len(filled):
         return filled
-    counts, sizes = lengths[filled], _byte_lengths(texts)[filled]
+    counts, sizes = lengths[filled], byte_lengths(texts)[filled]
     starts = np.cumsum(counts) - counts
     mixed = sizes.astype(np.uint64)
     for part in (counts, ids[starts], ids[starts + counts // 2], ids[starts + counts - 1]):
@@ -331,28 +332,11 @@ def _as_awkward(texts: "pa.LargeStringArray") -> Any:
     """The same texts as an awkward array over the same memory; null becomes empty."""
     import awkward as ak
 
-    offsets, data = _buffers(texts.fill_null("") if texts.null_count else texts)
+    offsets, data = text_buffers(texts.fill_null("") if texts.null_count else texts)
     buffer: Any = data
     characters = ak.contents.NumpyArray(buffer, parameters={"__array__": "char"})
     strings = ak.contents.ListOffsetArray(ak.index.Index64(offsets), characters, parameters={"__array__": "string"})
     return ak.Array(strings)
-
-
-def _buffers(texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int64], NDArray[np.uint8]]":
-    """Int64[texts + 1], where each text begins in the UInt8[bytes], and those bytes."""
-    import numpy as np
-
-    _, offsets, data = texts.buffers()
-    if not len(texts):
-        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    places = np.frombuffer(offsets, np.int64, len(texts) + 1, texts.offset * 8)
-    return places, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-
-
-def _byte_lengths(texts: "pa.LargeStringArray") -> "NDArray[np.int64]":
-    import numpy as np
-
-    return np.diff(_buffers(texts)[0])  # of a null what its slot spans, which is nothing
 
 
 def _reason(error: BaseException) -> str:
