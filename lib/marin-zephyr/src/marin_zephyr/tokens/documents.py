@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RUN_BYTES = 512 << 10
+RUN_BYTES = 1 << 20
 """Text of a run, about: while it is encoded, it takes some hundred bytes a token."""
 _SOURCE = "source"
 _PEEK_BYTES = 1 << 20
@@ -246,13 +246,13 @@ def _runs(
     sources = pl.Series(_SOURCE, [file.name], dtype=pl.String).new_from_index(0, frame.height)
     if _SOURCE not in columns and _SOURCE in frame.columns and frame.schema[_SOURCE] == pl.String:
         sources = frame[_SOURCE].fill_null(file.name)
-    ends = np.cumsum(sizes)
+    ends, frame = np.cumsum(sizes), frame.select(columns)
     start = 0
     while start < frame.height:
         before = int(ends[start - 1]) if start else 0
         stop = min(int(np.searchsorted(ends, before + RUN_BYTES)) + 1, frame.height)
         taken = slice(start, stop)
-        yield Rows(number, first_row + start, frame.select(columns)[taken], sources[taken])
+        yield Rows(number, first_row + start, frame[taken], sources[taken])
         start = stop
 
 
