@@ -14,8 +14,6 @@ from marin_train.errors import ConfigError
 from marin_train.held_out import evaluate_held_out
 from marin_train.loop import train
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
-
 
 def test_it_is_the_mean_over_the_sequences_that_were_never_trained_on(
     tiny_config: Callable[..., TrainConfig], store: Path, tmp_path: Path

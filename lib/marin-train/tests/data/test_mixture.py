@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marin_train.configs import Component, ShuffleConfig, SimulatedEpoching, Stage
+from marin_train.configs import Component, PackingConfig, ShuffleConfig, SimulatedEpoching, Stage
 from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.data.packing import ContiguousPacking, Sequences
 from marin_train.errors import ConfigError, ExhaustedError, TokenStoreError
@@ -92,8 +92,13 @@ def test_hosts_that_read_their_rows_have_the_batch_together(mixture: Open, cuts:
 
 def test_a_host_reads_no_rows_but_its_own(mixture: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, asked = mixture(batch_size=8), []
-    read = ContiguousPacking.read
-    monkeypatch.setattr(ContiguousPacking, "read", lambda self, numbers: asked.extend(numbers) or read(self, numbers))
+    fill = ContiguousPacking.fill
+
+    def watched(self: ContiguousPacking, out: Sequences, rows: np.ndarray, numbers: np.ndarray) -> None:
+        asked.extend(numbers.tolist())
+        fill(self, out, rows, numbers)
+
+    monkeypatch.setattr(ContiguousPacking, "fill", watched)
     opened.batch(5, rows=slice(2, 4))
     assert sorted(asked) == sorted(opened.rows(5).number[2:4].tolist())
 
@@ -228,20 +233,19 @@ def test_the_digest_names_all_that_decides_the_order(mixture: Open) -> None:
     assert mixture().digest == digests[0]
 
 
-def test_segments_and_positions_of_all_components_are_joined(mixture: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = ContiguousPacking.read
-
-    def marked(self: ContiguousPacking, numbers: np.ndarray) -> Sequences:
-        sequences = read(self, numbers)
-        ids = sequences.tokens[:, 1:]
-        return Sequences(sequences.tokens, sequences.loss_mask, ids + 1, ids + 2)
-
-    monkeypatch.setattr(ContiguousPacking, "read", marked)
-    batch = mixture().batch(0)
-    assert batch.segment_ids is not None
-    assert batch.positions is not None
-    assert np.array_equal(batch.segment_ids, batch.tokens[:, 1:] + 1)
-    assert np.array_equal(batch.positions, batch.tokens[:, 1:] + 2)
+@pytest.mark.parametrize(
+    "packing", [PackingConfig(), PackingConfig(reset_positions=True), PackingConfig(kind="documents")]
+)
+def test_each_row_of_a_batch_is_what_its_component_alone_reads(mixture: Open, packing: PackingConfig) -> None:
+    opened = mixture(packing=packing)
+    component, number = opened.rows(3)
+    batch = opened.batch(3)
+    assert len(set(component.tolist())) == 3
+    for row, (c, n) in enumerate(zip(component.tolist(), number.tolist(), strict=True)):
+        alone = opened.packings[c].read(np.array([n]))
+        for joined, single in zip(batch, alone, strict=True):
+            assert (joined is None) == (single is None)
+            assert joined is None or (joined.dtype, joined[row].tolist()) == (single.dtype, single[0].tolist())
 
 
 def test_unique_tokens_count_repeats_once(mixture: Open) -> None:

@@ -143,3 +143,9 @@ def test_a_size_out_of_range_is_refused(size: int) -> None:
 def test_an_index_out_of_range_is_refused(index: int) -> None:
     with pytest.raises(IndexError, match="outside"):
         Permutation(10, "k")(np.array([index]))
+
+
+def test_an_order_stays_the_same_in_later_versions() -> None:
+    assert Permutation(1000, "k")(np.arange(6)).tolist() == [529, 694, 692, 590, 938, 420]
+    late = Permutation((1 << 40) + 7, "epoch 3")(np.arange(3))
+    assert late.tolist() == [270671679778, 231053005857, 519918125913]

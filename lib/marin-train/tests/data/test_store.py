@@ -175,6 +175,10 @@ def test_rows_from_anywhere_are_windows_of_the_stream(masked: Path, data: st.Dat
     assert (tokens.dtype, mask.dtype) == (np.int32, np.bool_)
     assert tokens.tolist() == [ids[s : s + length].tolist() for s in starts.tolist()]
     assert mask.tolist() == [bits[s : s + length].tolist() for s in starts.tolist()]
+    rows = np.array(data.draw(st.permutations(range(len(starts) + 2))), np.int64)
+    out = np.full((len(rows), length), -1, np.int32)
+    store.gather_into(out, rows[2:], starts)
+    assert out[rows].tolist() == [[-1] * length] * 2 + tokens.tolist()
 
 
 def test_rows_outside_are_refused(opened: TokenStore) -> None:

@@ -167,11 +167,11 @@ class Mixture:
         """
         where = self.rows(step)
         component, number = where.component[rows], where.number[rows]
-        parts = [
-            (selected := np.flatnonzero(component == index), self.packings[index].read(number[selected]))
-            for index in sorted(set(component.tolist())) or [0]
-        ]
-        return _join(parts)
+        out = self.packings[0].empty(len(component))  # all components are packed alike
+        for index in sorted(set(component.tolist())):
+            selected = np.flatnonzero(component == index)
+            self.packings[index].fill(out, selected, number[selected])
+        return out
 
     def validation(self, name: str) -> Validation:
         """What was held out of a component: the same whatever the seed, the weights and the other components.
@@ -285,25 +285,3 @@ def digest_batch(batch: Sequences) -> str:
         if part is not None:
             hasher.update(np.ascontiguousarray(part).tobytes())
     return hasher.hexdigest()
-
-
-def _join(parts: list[tuple[np.ndarray, Sequences]]) -> Sequences:
-    """One batch of sequences that belong into the given rows."""
-    if len(parts) == 1:
-        return parts[0][1]
-    # Segments and positions are there for all components, or for none.
-    segments = [(rows, s.segment_ids) for rows, s in parts if s.segment_ids is not None]
-    positions = [(rows, s.positions) for rows, s in parts if s.positions is not None]
-    return Sequences(
-        _scatter([(rows, s.tokens) for rows, s in parts]),
-        _scatter([(rows, s.loss_mask) for rows, s in parts]),
-        _scatter(segments) if segments else None,
-        _scatter(positions) if positions else None,
-    )
-
-
-def _scatter(parts: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    out = np.empty((sum(len(rows) for rows, _ in parts), *parts[0][1].shape[1:]), parts[0][1].dtype)
-    for rows, values in parts:
-        out[rows] = values
-    return out

@@ -72,6 +72,9 @@ class Ordering:
         self._pools, self._seed, self._shuffle = tuple(pools), seed, shuffle
         self._sizes = np.array([pool.size for pool in pools], np.int64)
         self._cut = np.array([pool.size < pool.num_sequences - pool.num_held_out for pool in pools])
+        self._is_any_cut = bool(self._cut.any())
+        self._holding_out = {index for index, pool in enumerate(pools) if pool.num_held_out}
+        self._heads = [json.dumps([seed, pool.name])[1:-1] for pool in pools]  # of the keys of epochs, as JSON
 
     def numbers(self, component: np.ndarray, ordinal: np.ndarray) -> np.ndarray:
         """The sequence in its store that each draw is.
@@ -85,20 +88,22 @@ class Ordering:
         """
         epoch, place = np.divmod(ordinal, self._sizes[component])
         which, pairs = _number_pairs(component, epoch)
-        out = self._order([(self._pools[c].size, [self._seed, self._pools[c].name, e]) for c, e in pairs], which, place)
-        if self._cut.any() and (rows := np.flatnonzero(self._cut[component])).size:
+        out = self._order([(self._pools[c].size, self._key(c, e)) for c, e in pairs], which, place)
+        if self._is_any_cut and (rows := np.flatnonzero(self._cut[component])).size:
             out[rows] = self._of_whole(component[rows], out[rows])
-        for index in np.unique(component).tolist():
-            if self._pools[index].num_held_out:
-                rows = component == index
-                out[rows] = self._pools[index].skip_held_out(out[rows])
+        for index in self._holding_out.intersection(component.tolist()) if self._holding_out else ():
+            rows = component == index
+            out[rows] = self._pools[index].skip_held_out(out[rows])
         return out
 
-    def _order(self, keyed: list[tuple[int, list]], which: np.ndarray, places: np.ndarray) -> np.ndarray:
+    def _key(self, component: int, epoch: int) -> str:
+        return f"[{self._heads[component]}, {epoch}]"
+
+    def _order(self, keyed: list[tuple[int, str]], which: np.ndarray, places: np.ndarray) -> np.ndarray:
         """The sequences at these places of permutations of the given sizes and keys."""
         if not self._shuffle.block:
-            return permute([_permutation(size, json.dumps(key)) for size, key in keyed], which, places)
-        blocks = [_blocks(size, self._shuffle.block, json.dumps(key)) for size, key in keyed]
+            return permute([_permutation(size, key) for size, key in keyed], which, places)
+        blocks = [_blocks(size, self._shuffle.block, key) for size, key in keyed]
         return permute_blocks(blocks, which, places, window=self._shuffle.window)
 
     def _of_whole(self, component: np.ndarray, places: np.ndarray) -> np.ndarray:

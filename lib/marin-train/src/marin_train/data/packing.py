@@ -4,9 +4,9 @@
 first is a target exactly once. Documents follow one another inside a sequence; the end-of-sequence id between them
 is predicted like any other token. What is left at the end, shorter than a sequence, is dropped.
 
-*Document* packing keeps documents apart: `marin_train.data.plan` says which stretch of the stream a sequence
-is, the documents in it are numbered as segments, and no token is predicted from another document. Every prediction
-inside a document that is kept comes exactly once an epoch.
+*Document* packing keeps documents apart: `document_packing` says which stretch of the stream a sequence is, the
+documents in it are numbered as segments, and no token is predicted from another document. Every prediction inside a
+document that is kept comes exactly once an epoch.
 
 In both, a store's ``.mask`` has the last word: a target that it does not count is not counted, also where that leaves
 a sequence without any.
@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from marin_train.configs import DataConfig, PackingConfig
-from marin_train.data.plan import plan_documents
+from marin_train.data.document_packing import plan_documents
 from marin_train.data.store import TokenStore
 
 
@@ -52,9 +52,19 @@ class Packing(Protocol):
     num_padding: int
     num_dropped: int
 
-    def read(self, numbers: np.ndarray) -> Sequences:
-        """The sequences of these numbers, Int64[n] each below ``num_sequences``, in this order."""
+    def empty(self, num: int) -> Sequences:
+        """Room for so many sequences."""
         ...
+
+    def fill(self, out: Sequences, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Writes the sequences of these numbers, Int64[n] each below ``num_sequences``, into those rows, Int64[n]."""
+        ...
+
+    def read(self, numbers: np.ndarray) -> Sequences:
+        """The sequences of these numbers, in this order."""
+        out = self.empty(len(numbers))
+        self.fill(out, np.arange(len(numbers)), numbers)
+        return out
 
 
 def pack(store: TokenStore, config: DataConfig) -> Packing:
@@ -64,7 +74,7 @@ def pack(store: TokenStore, config: DataConfig) -> Packing:
     return ContiguousPacking(store, config.seq_len, reset_positions=config.packing.reset_positions)
 
 
-class ContiguousPacking:
+class ContiguousPacking(Packing):
     """The stream of all documents, cut every ``seq_len`` tokens.
 
     Args:
@@ -84,18 +94,24 @@ class ContiguousPacking:
     def _borders(self) -> np.ndarray:
         return self._store.document_borders()
 
-    def read(self, numbers: np.ndarray) -> Sequences:
-        """The sequences of these numbers."""
-        starts = np.asarray(numbers, np.int64) * self._seq_len
-        tokens, mask = _gather(self._store, starts, width=self._seq_len + 1)
-        if not self._reset:
-            return Sequences(tokens, mask)
-        width = self._seq_len
-        _, columns = _documents_of(starts, starts + width, borders=self._borders, width=width)
-        return Sequences(tokens, mask, positions=np.arange(width, dtype=np.int32) - columns)
+    def empty(self, num: int) -> Sequences:
+        """Room for so many sequences; every target counts."""
+        positions = np.empty((num, self._seq_len), np.int32) if self._reset else None
+        tokens = np.empty((num, self._seq_len + 1), np.int32)
+        return Sequences(tokens, np.ones((num, self._seq_len), bool), positions=positions)
+
+    def fill(self, out: Sequences, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Writes the sequences of these numbers into those rows."""
+        width, starts = self._seq_len, np.asarray(numbers, np.int64) * self._seq_len
+        self._store.gather_into(out.tokens, rows, starts)
+        if self._store.has_mask:
+            out.loss_mask[rows] = self._store.gather_mask(starts + 1, width)
+        if out.positions is not None:
+            _, columns = _documents_of(starts, starts + width, borders=self._borders, width=width)
+            out.positions[rows] = np.arange(width, dtype=np.int32) - columns
 
 
-class DocumentPacking:
+class DocumentPacking(Packing):
     """Whole documents, as many to a sequence as fit in the store's order, each a segment of its own.
 
     It keeps 8 bytes a document and at most 24 a sequence in memory.
@@ -113,17 +129,25 @@ class DocumentPacking:
         self.num_sequences = self._plan.num_sequences
         self.num_padding, self.num_dropped = self._plan.num_padding, self._plan.num_dropped
 
-    def read(self, numbers: np.ndarray) -> Sequences:
-        """The sequences of these numbers; token ids and positions of the padding are 0."""
+    def empty(self, num: int) -> Sequences:
+        """Room for so many sequences."""
+        tokens, shape = np.empty((num, self._seq_len + 1), np.int32), (num, self._seq_len)
+        positions = np.empty(shape, np.int32) if self._reset else None
+        return Sequences(tokens, np.empty(shape, bool), np.empty(shape, np.int32), positions)
+
+    def fill(self, out: Sequences, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Writes the sequences of these numbers into those rows; token ids and positions of the padding are 0."""
+        assert out.segment_ids is not None
         room = self._seq_len + 1
         starts, lengths = self._plan.locate(np.asarray(numbers, np.int64))
         tokens, mask = _gather(self._store, starts, width=room)
         segments, columns = _documents_of(starts, starts + lengths, borders=self._borders, width=room)
         used = segments > 0
-        tokens *= used
-        mask &= (segments[:, 1:] == segments[:, :-1]) & used[:, 1:]
-        positions = ((np.arange(room, dtype=np.int32) - columns) * used)[:, :-1] if self._reset else None
-        return Sequences(tokens, mask, segments[:, :-1], positions)
+        out.tokens[rows] = tokens * used
+        out.loss_mask[rows] = mask & (segments[:, 1:] == segments[:, :-1]) & used[:, 1:]
+        out.segment_ids[rows] = segments[:, :-1]
+        if out.positions is not None:
+            out.positions[rows] = ((np.arange(room, dtype=np.int32) - columns) * used)[:, :-1]
 
 
 def _gather(store: TokenStore, starts: np.ndarray, *, width: int) -> tuple[np.ndarray, np.ndarray]:

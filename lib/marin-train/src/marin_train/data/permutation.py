@@ -25,6 +25,9 @@ MAX_SIZE = 1 << 62
 """Beyond it ``a * b`` could pass the 64 bits it is computed in."""
 
 _ROUNDS = 8
+# Made once: to make one takes as long as to apply it to a batch.
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31)
+_MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,14 @@ class Permutation:
         return permute([self], np.zeros(flat.size, np.int64), flat, inverse=inverse).reshape(values.shape)
 
     @cached_property
-    def parameters(self) -> tuple[int, ...]:
-        """``size``, ``a``, ``b`` and the keys of the rounds."""
+    def parameters(self) -> np.ndarray:
+        """``size``, ``a``, ``b`` and the keys of the rounds: UInt64[3 + rounds]."""
         a = math.isqrt(self.size - 1) + 1
         digest = b"".join(
             hashlib.blake2b(f"{self.key}\0{half}".encode(), digest_size=32).digest() for half in range(_ROUNDS // 4)
         )
-        return (self.size, a, -(-self.size // a), *np.frombuffer(digest, "<u8").tolist())
+        sizes = np.array([self.size, a, -(-self.size // a)], np.uint64)
+        return np.concatenate([sizes, np.frombuffer(digest, "<u8").astype(np.uint64)])
 
 
 def permute(
@@ -82,7 +86,7 @@ def permute(
     Returns:
         Int64[n].
     """
-    table = np.array([p.parameters for p in permutations], np.uint64).T
+    table = np.array([p.parameters for p in permutations]).T
     network = _undo if inverse else _shuffle
     # A single permutation's parameters are broadcast and not copied for every item.
     parameters = table if len(permutations) == 1 else table[:, which]
@@ -100,8 +104,8 @@ def _shuffle(values: np.ndarray, parameters: np.ndarray) -> np.ndarray:
     _, a, b, *keys = parameters
     left, right = np.divmod(values, b)
     for i in range(0, _ROUNDS, 2):
-        left = (left + _mix(right ^ keys[i]) % a) % a
-        right = (right + _mix(left ^ keys[i + 1]) % b) % b
+        left = _add(left, _mix(right ^ keys[i]), a)
+        right = _add(right, _mix(left ^ keys[i + 1]), b)
     return left * b + right
 
 
@@ -110,12 +114,30 @@ def _undo(values: np.ndarray, parameters: np.ndarray) -> np.ndarray:
     _, a, b, *keys = parameters
     left, right = np.divmod(values, b)
     for i in reversed(range(0, _ROUNDS, 2)):
-        right = (right + (b - _mix(left ^ keys[i + 1]) % b)) % b
-        left = (left + (a - _mix(right ^ keys[i]) % a)) % a
+        right = _subtract(right, _mix(left ^ keys[i + 1]), b)
+        left = _subtract(left, _mix(right ^ keys[i]), a)
     return left * b + right
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """The keyed hash of ``x``, which is overwritten."""
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
+        x ^= x >> shift
+        x *= multiplier
+    x ^= x >> _SHIFTS[2]
+    return x
+
+
+def _add(x: np.ndarray, change: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """``x + change`` modulo ``size``, of ``x`` below it; ``change`` is overwritten."""
+    change %= size
+    change += x
+    # Below ``size``, taking it away wraps around to something larger. A second division would cost more.
+    return np.minimum(change, change - size, out=change)
+
+
+def _subtract(x: np.ndarray, change: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """``x - change`` modulo ``size``, of ``x`` below it; ``change`` is overwritten."""
+    change %= size
+    np.subtract(x, change, out=change)
+    return np.minimum(change, change + size, out=change)

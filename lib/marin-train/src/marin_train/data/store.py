@@ -79,10 +79,12 @@ class TokenStore:
 
     @property
     def num_tokens(self) -> int:
+        """Ids of all documents, special ones included."""
         return self.manifest["num_tokens"]
 
     @property
     def num_documents(self) -> int:
+        """Documents of all parts."""
         return self.manifest["num_documents"]
 
     @property
@@ -92,18 +94,22 @@ class TokenStore:
 
     @property
     def vocab_size(self) -> int:
+        """The largest id plus one."""
         return self.manifest["vocab_size"]
 
     @property
     def bos_id(self) -> int | None:
+        """The id that begins every document, or None."""
         return self.manifest["special_ids"]["bos"]
 
     @property
     def eos_id(self) -> int | None:
+        """The id that ends every document, or None."""
         return self.manifest["special_ids"]["eos"]
 
     @property
     def tokenizer_digest(self) -> str:
+        """sha256 of the ``tokenizer.json`` that the store was written with."""
         return self.manifest["tokenizer"]["digest"]
 
     @property
@@ -162,6 +168,10 @@ class TokenStore:
     def gather(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Rows of ``length`` token ids that begin at ``starts``, Int64[n], over part boundaries: Int32[n, length]."""
         return self._tokens.gather(starts, length)
+
+    def gather_into(self, out: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> None:
+        """The same, written into those rows, Int64[n], of Int32[rows, length]."""
+        self._tokens.gather_into(out, rows, starts)
 
     def gather_mask(self, starts: np.ndarray, length: int) -> np.ndarray:
         """Which tokens of such rows count in the loss, all where a part has no mask: Bool[n, length]."""

@@ -71,10 +71,19 @@ class Stream:
         Raises:
             IndexError: a row is not inside the stream.
         """
-        starts = np.asarray(starts, np.int64)
         out = np.empty((len(starts), length), self._dtype)
-        if not out.size:
-            return out
+        self.gather_into(out, None, starts)
+        return out
+
+    def gather_into(self, out: np.ndarray, rows: np.ndarray | None, starts: np.ndarray) -> None:
+        """The same, written into those rows, Int64[n], of ``out``, dtype[rows, length]; into all of them if None.
+
+        Raises:
+            IndexError: a row is not inside the stream.
+        """
+        starts, length = np.asarray(starts, np.int64), out.shape[1]
+        if not len(starts) or not length:
+            return
         first, last = int(starts.min()), int(starts.max()) + length
         if first < 0 or last > self.num_items:
             raise IndexError(f"items {first} to {last} of a stream of {self.num_items}")
@@ -84,11 +93,10 @@ class Stream:
         number = bisect_right(self._pieces.stops, first)
         if last <= self._pieces.stops[number]:
             begin = int(self._pieces.stops[number - 1]) if number else 0
-            out[:] = self._take(self._pieces.load([number])[0], starts - begin, length)
+            out[... if rows is None else rows] = self._take(self._pieces.load([number])[0], starts - begin, length)
         else:
-            self._gather_pieces(starts, length, out)
+            self._gather_pieces(starts, out, np.arange(len(starts)) if rows is None else rows)
         self._cold = _COLD_GATHERS if _major_faults() > faults else max(0, self._cold - 1)
-        return out
 
     def _announce(self, starts: np.ndarray, length: int) -> None:
         stops = self._pieces.stops
@@ -97,17 +105,17 @@ class Stream:
             begin = int(stops[number - 1]) if number else 0
             self._pieces.announce(number, start - begin, min(start + length, int(stops[number])) - begin)
 
-    def _gather_pieces(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
-        """Fills the rows of ``out`` from several pieces."""
-        stops = self._pieces.stops
+    def _gather_pieces(self, starts: np.ndarray, out: np.ndarray, rows: np.ndarray) -> None:
+        """Fills those rows of ``out`` from several pieces."""
+        stops, length = self._pieces.stops, out.shape[1]
         owner = np.searchsorted(stops, starts, side="right")
         whole = stops[owner] - starts >= length
         cuts = _cut(stops, starts, length, np.flatnonzero(~whole))
-        for number, rows in _group(owner, np.flatnonzero(whole)):
-            if len(rows) > 1:
-                cuts.setdefault(number, []).append(rows)
+        for number, some in _group(owner, np.flatnonzero(whole)):
+            if len(some) > 1:
+                cuts.setdefault(number, []).append(some)
             else:
-                row = int(rows[0])
+                row = int(some[0])
                 cuts.setdefault(number, []).append((row, 0, int(starts[row]), length))
         for some in batched(sorted(cuts), _PIECES_AT_ONCE):
             for number, piece in zip(some, self._pieces.load(some), strict=True):
@@ -115,9 +123,9 @@ class Stream:
                 for cut in cuts[number]:
                     if isinstance(cut, tuple):
                         row, column, start, size = cut
-                        out[row, column : column + size] = self._take(piece, start - begin, size)
+                        out[rows[row], column : column + size] = self._take(piece, start - begin, size)
                     else:
-                        out[cut] = self._take(piece, starts[cut] - begin, length)
+                        out[rows[cut]] = self._take(piece, starts[cut] - begin, length)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Items ``start`` to ``stop``: dtype[stop - start].

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from marin_zephyr.errors import EngineError, TextTooLongError, TokenizerError
 from marin_zephyr.tokens.batches import Encoded, Engine, Rows
 from marin_zephyr.tokens.cutting import LongEncoder
+from marin_zephyr.tokens.hugging_face import encoding
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -170,16 +171,17 @@ class HuggingFaceEngine:
         arrays: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
         for numbers, batch in _batches(texts.to_pylist()):
             if len(batch[0]) > _STRETCH_CHARS:
-                found = list(self._long.encode(batch[0], limit=_STRETCH_CHARS))
-                lengths[numbers] = sum(map(len, found))
-                arrays += found
+                stretches = list(self._long.encode(batch[0], limit=_STRETCH_CHARS))
+                lengths[numbers] = sum(map(len, stretches))
+                arrays += stretches
                 continue
-            encodings = self._backend.encode_batch_fast(batch, add_special_tokens=False)
-            lengths[numbers] = counts = [len(encoding) for encoding in encodings]
+            with encoding():
+                encodings = self._backend.encode_batch_fast(batch, add_special_tokens=False)
+            lengths[numbers] = counts = list(map(len, encodings))
             ids = np.empty(sum(counts), np.int32)
             at = 0
-            for encoding, count in zip(encodings, counts, strict=True):
-                ids[at : at + count] = encoding.ids
+            for found, count in zip(encodings, counts, strict=True):
+                ids[at : at + count] = found.ids
                 at += count
             arrays.append(ids)
         return np.concatenate(arrays), lengths
