@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import haliax
+import haliax  # type: ignore[import-not-found]
 import jax
 import numpy as np
-from levanter.data.loader import DataLoader
-from levanter.data.mixture import MixtureDataset
-from levanter.data.text.datasets import CausalLmDataset, NamedLmDataset, TokenSeqDataset
-from levanter.store.cache import SerialCacheWriter, TreeCache
+from levanter.data.loader import DataLoader  # type: ignore[import-not-found]
+from levanter.data.mixture import MixtureDataset  # type: ignore[import-not-found]
+from levanter.data.text.datasets import CausalLmDataset, NamedLmDataset, TokenSeqDataset  # type: ignore[import-not-found]
+from levanter.store.cache import SerialCacheWriter, TreeCache  # type: ignore[import-not-found]
 
 BATCH, SEQ, DOCUMENT = 64, 1024, 500
 BATCHES = 16
