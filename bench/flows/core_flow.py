@@ -169,7 +169,7 @@ def page(_graph: Graph, options: argparse.Namespace) -> Measures:
 
 
 def read(graph: Graph, options: argparse.Namespace) -> Measures:
-    """What ``plan``, ``graph`` and ``explain`` show of a graph that was never run."""
+    """What ``document_packing``, ``graph`` and ``explain`` show of a graph that was never run."""
 
     def everything() -> int:
         planned = plan(graph, open_store(options.prefix), options=Options())

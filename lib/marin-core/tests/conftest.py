@@ -4,6 +4,7 @@ import importlib
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -21,8 +22,11 @@ from marin_core.code import Code, Reach
 _numbers = itertools.count()
 
 # No test here is judged by its speed: machines are shared, and timings live in bench/.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
+
+# Started in the background of a shell, this process ignores interrupts, and so would those that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -2,5 +2,5 @@
 
 from hypothesis import settings
 
-settings.register_profile("marin", deadline=None)  # a deadline would assert a timing
-settings.load_profile("marin")
+settings.register_profile("default", deadline=None)  # a deadline would assert a timing
+settings.load_profile("default")

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -9,8 +10,11 @@ from typing import IO
 import pytest
 from hypothesis import settings
 
-settings.register_profile("marin", deadline=None)  # a deadline would assert a timing
-settings.load_profile("marin")
+settings.register_profile("default", deadline=None)  # a deadline would assert a timing
+settings.load_profile("default")
+
+# Started in the background of a shell, this process ignores interrupts, and so would those that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

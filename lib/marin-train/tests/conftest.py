@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
+import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,17 @@ from hypothesis import settings
 from marin_train.configs import Component, DataConfig, ModelConfig, TrainConfig
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+settings.register_profile("default", deadline=None)
+settings.load_profile("default")
+
+# Started in the background of a shell, this process ignores interrupts, and so would those that the tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Programs are compiled once for all tests and the processes they start: compiling takes far longer than tiny steps do.
+# Set before jax is imported; whoever runs several sessions may name a directory that they share.
+_compiled = tempfile.TemporaryDirectory(prefix="marin-compiled-")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
+os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
 VOCAB_SIZE = 64
 EOS = 0
@@ -195,31 +207,7 @@ def draw_model() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
-def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Programs are compiled once for all tests that ask for this: compiling takes far longer than tiny steps do."""
-    import jax
-    from jax.experimental.compilation_cache import compilation_cache
-
-    path = tmp_path_factory.mktemp("compiled")
-    settings = {
-        "jax_compilation_cache_dir": str(path),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield path
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-
-
-@pytest.fixture(scope="session")
-def finished_run(
-    tiny_config: Callable[..., TrainConfig], compile_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def finished_run(tiny_config: Callable[..., TrainConfig], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a finished, uninterrupted run of ``tiny_config()``; not to be changed."""
     from marin_train.loop import train
 

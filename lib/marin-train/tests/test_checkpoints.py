@@ -104,7 +104,7 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_refused(run_copy: Path) -> No
 
 
 def test_a_save_that_fails_is_said_and_the_one_before_it_stays(
-    tiny_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compile_cache: Path
+    tiny_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_leaves = checkpoints_module._save_leaves
 
@@ -127,9 +127,7 @@ def test_going_on_under_another_policy_is_refused(tiny_config: MakeConfig, run_c
         train(tiny_config(), run_copy)
 
 
-def test_a_process_that_lost_its_directory_commits_nothing(
-    tiny_config: MakeConfig, tmp_path: Path, compile_cache: Path
-) -> None:
+def test_a_process_that_lost_its_directory_commits_nothing(tiny_config: MakeConfig, tmp_path: Path) -> None:
     class TakeOver:
         def start(self, record: object, *, step: int) -> None:
             (tmp_path / "out" / "checkpoints" / "writer").write_text("another process")

@@ -9,8 +9,6 @@ import pytest
 from marin_train import cli
 from marin_train.configs import TrainConfig, to_dict
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
-
 
 class Outcome:
     """What a command left: exit code, standard output and standard error."""

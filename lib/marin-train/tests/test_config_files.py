@@ -105,6 +105,13 @@ REFUSED = {
     "data.components.0.validation=-1": "Component.validation=-1 must not be negative",
     "data.shuffle.window=0": "ShuffleConfig.window=0 must be positive",
     "data.components.0.weight=-1": "Component.weight=-1.0 must not be negative",
+    "data.components.0.weight=1" + "0" * 400: "data.components.0.weight is a number of 401 digits",
+    "data.components.0.weight=NaN": "Component.weight=nan must not be negative",
+    "data.components.0.name=": "Component.name of 'store' is empty",
+    "data.components.²=1": "'²' must be a number below 1",
+    "data.shuffle.block=9223372036854775808": "ShuffleConfig.block=9223372036854775808 must not be more than 2**62",
+    "steps=9223372036854775808": "TrainConfig.steps=9223372036854775808 must not be more than 2**62",
+    "data.components=" + "[" * 100_000: "expected a list",
 }
 
 

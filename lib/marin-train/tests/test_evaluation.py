@@ -13,7 +13,6 @@ from marin_train.data.store import TokenStore
 from marin_train.errors import CheckpointError, ConfigError, TokenStoreError
 from marin_train.evaluation import evaluate
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
 SEQ_LEN = 16
 
 

@@ -11,7 +11,6 @@ from marin_train.checkpoints import load_model
 from marin_train.errors import ConfigError
 from marin_train.generation import _draw, generate
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
 PROMPTS = ["ABC", "", "#%'+"]
 WINDOW = 16
 LENGTH = 11

@@ -14,8 +14,6 @@ from marin_train.errors import ConfigError
 from marin_train.held_out import evaluate_held_out
 from marin_train.loop import train
 
-pytestmark = pytest.mark.usefixtures("compile_cache")
-
 
 def test_it_is_the_mean_over_the_sequences_that_were_never_trained_on(
     tiny_config: Callable[..., TrainConfig], store: Path, tmp_path: Path
@@ -41,3 +39,15 @@ def test_a_run_that_holds_nothing_out_is_refused(finished_run: Path) -> None:
         evaluate_held_out(finished_run)
     with pytest.raises(ConfigError, match="batch_size=0"):
         evaluate_held_out(finished_run, batch_size=0)
+
+
+def test_no_loss_is_told_of_sequences_in_which_nothing_counts(
+    finished_run: Path, tmp_path: Path, write_store: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_store(tmp_path / "masked", [[[1] * 200]], masks=[[False] * 200])
+    data = DataConfig(components=(Component(name="masked", path=str(path), validation=3),), seq_len=16)
+    trained = load_model(finished_run)
+    other = dataclasses.replace(trained, config=dataclasses.replace(trained.config, data=data))
+    monkeypatch.setattr("marin_train.held_out.load_model", lambda checkpoint: other)
+    with pytest.raises(ConfigError, match="3 sequences held out of 'masked' have no token that counts"):
+        evaluate_held_out(finished_run)

@@ -71,27 +71,27 @@ def _saved(out: Path) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in checkpoints(out / "checkpoints")]
 
 
-def _run_and_be_killed(config: TrainConfig, out: Path, *, at: str, cache: Path | None) -> None:
-    environment = os.environ | ({"JAX_COMPILATION_CACHE_DIR": str(cache)} if cache else {})
+def _run_and_be_killed(config: TrainConfig, out: Path, *, at: str, anew: bool = False) -> None:
+    environment = os.environ | ({"JAX_ENABLE_COMPILATION_CACHE": "false"} if anew else {})
     command = [sys.executable, "-c", CHILD, json.dumps(to_dict(config)), str(out), at]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def test_killed_anywhere_and_run_again_the_losses_are_bitwise_those_of_one_run(
-    tiny_config: MakeConfig, tmp_path: Path, finished_run: Path, compile_cache: Path
+    tiny_config: MakeConfig, tmp_path: Path, finished_run: Path
 ) -> None:
     config, out = tiny_config(), tmp_path / "killed"
     # In the first save, the model written and the optimizer not.
-    _run_and_be_killed(config, out, at="save 1", cache=compile_cache)
+    _run_and_be_killed(config, out, at="save 1")
     assert _saved(out) == []
     # A save waits for the one before it, so after step 8 that of step 4 is there; that of step 8 may be. This process
     # compiles anew: equality must not hang on sharing a program.
-    _run_and_be_killed(config, out, at="step 9", cache=None)
+    _run_and_be_killed(config, out, at="step 9", anew=True)
     assert _saved(out) in ([4], [8, 4])
     # In a save, everything written and nothing renamed.
     before = _saved(out)
-    _run_and_be_killed(config, out, at="rename", cache=compile_cache)
+    _run_and_be_killed(config, out, at="rename")
     assert _saved(out) == before
     result = train(config, out)
     assert _rows(out) == _rows(finished_run)
@@ -149,7 +149,7 @@ class AtStep:
 
 
 @pytest.fixture(scope="module")
-def interrupted_run(tiny_config: MakeConfig, compile_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def interrupted_run(tiny_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that got SIGTERM while its fifth step's row was written; not to be changed."""
     out, before = tmp_path_factory.mktemp("runs") / "interrupted", signal.getsignal(signal.SIGTERM)
     terminate = AtStep(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -168,7 +168,6 @@ def test_sigterm_saves_and_the_same_call_goes_on(
     assert _rows(out) == _rows(finished_run)
 
 
-@pytest.mark.usefixtures("compile_cache")
 def test_a_run_on_packed_documents_with_masks_resumes_bitwise(
     tiny_config: MakeConfig, tmp_path: Path, write_store: Callable[..., Path]
 ) -> None:
@@ -210,7 +209,6 @@ def test_flipped_tokens_under_an_unchanged_manifest_are_noticed(
         train(tiny_config(path=flipped), out)
 
 
-@pytest.mark.usefixtures("compile_cache")
 def test_time_makes_checkpoints_of_which_the_last_two_stay(tiny_config: MakeConfig, tmp_path: Path) -> None:
     train(tiny_config(checkpoint_seconds=1e-9, checkpoint_steps=5), tmp_path / "out")
     steps = _saved(tmp_path / "out")
@@ -244,7 +242,6 @@ def test_changed_data_are_refused_naming_the_component(
         train(tiny_config(path=other), run_copy)
 
 
-@pytest.mark.usefixtures("compile_cache")
 def test_a_run_may_use_up_its_data_and_asks_for_no_more_than_there_are(
     tiny_config: MakeConfig, tmp_path: Path, store: Path
 ) -> None:
@@ -277,7 +274,6 @@ def test_a_directory_that_cannot_be_written_is_refused(tiny_config: MakeConfig, 
         train(tiny_config(), tmp_path / "file" / "out")
 
 
-@pytest.mark.usefixtures("compile_cache")
 def test_progress_is_logged_one_plain_line_at_a_time(
     tiny_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,7 +42,7 @@ def load(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainConfig:
             values = json.loads(text)
         else:
             raise ConfigError(f"{file}: the name must end in .json or .toml")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"{file} is not {file.suffix[1:].upper()}: {error}") from None
@@ -101,7 +101,10 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
             raise ConfigError(f"{where} is {value!r}, expected names and values")
         return {name: _convert(arguments[1], item, _join(where, name)) for name, item in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where} is a number of {len(str(value))} digits, too large for a float") from None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{where} is {value!r}, expected {kind.__name__}")
     return value
@@ -114,7 +117,7 @@ def _override(values: Any, override: str) -> None:
         raise ConfigError(f"override {override!r} must look like optimizer.learning_rate=0.001")
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = text
     *parents, last = name.split(".")
     node = values
@@ -129,7 +132,7 @@ def _override(values: Any, override: str) -> None:
 
 
 def _index(items: list[Any], key: str, name: str) -> int:
-    if not key.isdigit() or int(key) >= len(items):
+    if not key.isdecimal() or int(key) >= len(items):
         raise ConfigError(f"override {name!r}: {key!r} must be a number below {len(items)}")
     return int(key)
 

@@ -103,6 +103,8 @@ class Component:
     """Sequences held out: never trained on, whatever the seed, and asked for by ``Mixture.validation``."""
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError(f"Component.name of {self.path!r} is empty; its order is keyed by its name, so give one")
         _not_negative(self, "weight")
         _not_negative(self, "validation")
         if self.weight == math.inf:
@@ -273,9 +275,18 @@ def _positive(config: Any, name: str) -> None:
     value = getattr(config, name)
     if not 0 < value < math.inf:
         raise ConfigError(f"{type(config).__name__}.{name}={value} must be positive and finite")
+    _countable(config, name)
 
 
 def _not_negative(config: Any, name: str) -> None:
     value = getattr(config, name)
     if not value >= 0:
         raise ConfigError(f"{type(config).__name__}.{name}={value} must not be negative")
+    _countable(config, name)
+
+
+def _countable(config: Any, name: str) -> None:
+    """Refuses a count that 64 bits do not hold with room for sums."""
+    value = getattr(config, name)
+    if isinstance(value, int) and value > 2**62:
+        raise ConfigError(f"{type(config).__name__}.{name}={value} must not be more than 2**62")

@@ -42,7 +42,8 @@ def evaluate_held_out(checkpoint: str | Path, *, batch_size: int = 8) -> list[He
 
     Raises:
         CheckpointError: there is no whole checkpoint.
-        ConfigError: ``batch_size`` is not positive, or no component holds anything out.
+        ConfigError: ``batch_size`` is not positive, no component holds anything out, or one holds out nothing that
+            counts in the loss.
         DivergedError: a loss is not finite.
         TokenStoreError: a store is absent or damaged.
     """
@@ -69,6 +70,11 @@ def evaluate_held_out(checkpoint: str | Path, *, batch_size: int = 8) -> list[He
             num_tokens += int(sequences.loss_mask.sum())
         if not math.isfinite(total):
             raise DivergedError(f"{trained.path} gives a loss of {total} on {name!r}; use an earlier checkpoint")
-        loss = total / max(1, num_tokens)
+        if not num_tokens:
+            raise ConfigError(
+                f"the {held_out.num_sequences} sequences held out of {name!r} have no token that counts in the loss; "
+                f"raise Component.validation"
+            )
+        loss = total / num_tokens
         results.append(HeldOut(component=name, loss=loss, num_tokens=num_tokens, num_sequences=held_out.num_sequences))
     return results

@@ -52,7 +52,7 @@ def test_one_is_warned_of_what_one_would_rather_know(mixture: Open) -> None:
     for expected in (
         "the stages from step 90 on never begin",
         "weights from step 0, 4 on do not sum to 1",
-        "component 'c' is never drawn",
+        "components never drawn: 'c'",
         "component 'b' is gone through 17.9 times; beyond 4",
     ):
         assert any(expected in warning for warning in warnings), expected
@@ -87,6 +87,13 @@ def test_one_is_warned_when_another_component_is_the_same_store(mixture: Open) -
     config = dataclasses.replace(plain, components=(*plain.components, twin))
     warnings = describe(Mixture.open(config, batch_size=5), 3).warnings
     assert any("held out of 'a' is trained on as 'twin'" in warning for warning in warnings)
+    many = tuple(dataclasses.replace(twin, name=f"twin{i}") for i in range(5))
+    idle = dataclasses.replace(twin, name="idle", weight=0.0)
+    config = dataclasses.replace(plain, components=(*plain.components, *many, idle))
+    warnings = describe(Mixture.open(config, batch_size=5), 9).warnings
+    assert [w for w in warnings if "same store" in w] == [
+        "what is held out of 'a' is trained on as 'twin0', 'twin1', 'twin2' and 2 more, which is the same store"
+    ]
     assert not any(
         "held out" in warning for warning in describe(mixture("ab", of={"a": {"validation": 2}}), 3).warnings
     )

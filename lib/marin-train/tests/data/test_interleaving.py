@@ -186,6 +186,16 @@ def test_when_all_are_at_their_limit_the_draws_end() -> None:
         interleave.draws(49, 51)
 
 
+def test_more_draws_than_are_counted_are_refused() -> None:
+    interleave = constant({"a": 1.0, "b": 2.0})
+    assert interleave.counts(2**62).sum() == 2**62
+    assert len(interleave.draws(2**62 - 5, 2**62).component) == 5
+    with pytest.raises(ConfigError, match=f"{2**62 + 1} sequences are more than"):
+        interleave.counts(2**62 + 1)
+    with pytest.raises(ConfigError, match=f"{2**70 + 8} sequences are more than"):
+        interleave.draws(2**70, 2**70 + 8)
+
+
 @pytest.mark.parametrize("weight", [float("inf"), float("nan"), -1.0])
 def test_a_weight_that_is_negative_or_not_finite_is_refused(weight: float) -> None:
     with pytest.raises(ConfigError, match="'b'"):

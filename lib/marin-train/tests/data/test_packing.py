@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_train.configs import Component, DataConfig, PackingConfig
+from marin_train.data.document_packing import plan_documents
 from marin_train.data.packing import Packing, Sequences, pack
-from marin_train.data.plan import plan_documents
 from marin_train.data.store import TokenStore
 from marin_train.errors import TokenStoreError
 
@@ -133,7 +133,7 @@ def test_a_long_chain_is_followed_from_block_to_block(monkeypatch: pytest.Monkey
     lengths = np.random.default_rng(0).integers(1, 60, size=2000)
     borders = np.concatenate([[0], np.cumsum(lengths)])
     whole = plan_documents(borders, seq_len=31, overlong="split")
-    monkeypatch.setattr("marin_train.data.plan._BLOCK", 7)
+    monkeypatch.setattr("marin_train.data.document_packing._BLOCK", 7)
     by_blocks = plan_documents(borders, seq_len=31, overlong="split")
     np.testing.assert_array_equal(by_blocks.starts, whole.starts)
     np.testing.assert_array_equal(by_blocks.stops, whole.stops)

@@ -84,6 +84,15 @@ def _manifest(**changes: object) -> Callable[[Path], None]:
     return damage
 
 
+def _entry(name: str, sha256: str) -> Callable[[Path], None]:
+    def damage(store: Path) -> None:
+        parts = json.loads((store / "manifest.json").read_text())["parts"]
+        parts[0]["files"][name] = {"size": 0, "sha256": sha256}
+        _manifest(parts=parts)(store)
+
+    return damage
+
+
 def _index(position: int, content: bytes) -> Callable[[Path], None]:
     def damage(store: Path) -> None:
         file = store / "part-00000.idx"
@@ -95,7 +104,7 @@ def _index(position: int, content: bytes) -> Callable[[Path], None]:
 
 
 DAMAGE = {
-    "no manifest": (lambda store: (store / "manifest.json").unlink(), "manifest.json cannot be read"),
+    "no manifest": (lambda store: (store / "manifest.json").unlink(), "it has no manifest.json"),
     "half a manifest": (lambda store: (store / "manifest.json").write_text('{"schema'), "manifest.json is not JSON"),
     "another version": (_manifest(schema_version=2), "schema_version=2"),
     "a missing field": (_manifest(vocab_size=None), "vocab_size is None"),
@@ -109,6 +118,8 @@ DAMAGE = {
     "another document count": (_index(26, b"\7"), "part-00000.idx: 6 documents"),
     "another tokenizer": (lambda store: (store / "tokenizer.json").write_text("{}"), "tokenizer.json: sha256"),
     "no tokenizer": (lambda store: (store / "tokenizer.json").unlink(), "tokenizer.json: sha256 is absent"),
+    "a file outside the store": (_entry("../x", "0" * 64), "'../x' with sha256 '0{64}' is no file of a token store"),
+    "a digest that is a path": (_entry("part-00000.x", "../x"), "'part-00000.x' with sha256 '../x' is no file"),
     "a short mask": (lambda store: (store / "part-00000.mask").write_bytes(b""), "part-00000.mask: size is 0"),
 }
 
@@ -127,6 +138,8 @@ def test_a_damaged_store_is_refused_by_the_name_of_its_file(
 def test_a_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenStoreError, match="nowhere is not a token store"):
         TokenStore.open(tmp_path / "nowhere")
+    with pytest.raises(TokenStoreError, match=r"manifest\.json cannot be read"):
+        TokenStore.open("a name with \0")
 
 
 ODD_PARTS = [13, 0, 1, 8, 0, 0, 29, 5]

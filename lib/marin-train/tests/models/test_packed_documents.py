@@ -1,5 +1,7 @@
 """Documents packed into one sequence against the same documents, each a sequence of its own."""
 
+from functools import cache
+
 import jax
 import numpy as np
 import pytest
@@ -74,15 +76,32 @@ def test_logits_of_a_packed_document_are_those_of_the_document_alone(policy, pac
     np.testing.assert_allclose(together, apart, atol=2e-5)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-def test_loss_and_gradient_of_packed_documents_are_the_sums_over_documents(policy, packed, alone, draw_model):
+@cache
+def loss_and_gradient(policy):
     def loss(model, batch):
         loss = batch_loss(model, batch, config=SHAPE, policy=policy, z_loss=0.1)
         return loss.objective, loss.num_tokens
 
-    step, model = jax.jit(jax.value_and_grad(loss, has_aux=True)), draw_model(SHAPE)
-    (together, num_together), gradients = step(model, packed)
-    (apart, num_apart), gradients_apart = step(model, alone)
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def in_full(batch):
+    """With every field, and as many rows as there are documents: one program for all batches."""
+    positions = np.broadcast_to(np.arange(SEQ_LEN, dtype=np.int32), batch.loss_mask.shape)
+    fields = (
+        batch.tokens,
+        batch.loss_mask,
+        np.zeros_like(positions) if batch.segment_ids is None else batch.segment_ids,
+        positions if batch.positions is None else batch.positions,
+    )
+    return Batch(*(np.pad(field, ((0, len(LENGTHS) - len(field)), (0, 0))) for field in fields))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
+def test_loss_and_gradient_of_packed_documents_are_the_sums_over_documents(policy, packed, alone, draw_model):
+    step, model = loss_and_gradient(policy), draw_model(SHAPE)
+    (together, num_together), gradients = step(model, in_full(packed))
+    (apart, num_apart), gradients_apart = step(model, in_full(alone))
     assert num_together == num_apart == sum(LENGTHS) - len(LENGTHS)
     np.testing.assert_allclose(together, apart, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(gradients), jax.tree.leaves(gradients_apart), strict=True):

@@ -1,6 +1,7 @@
 """Conversations: a template's control tokens are ids, a message's text is text, and the assistant's words count."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -63,7 +64,8 @@ _characters = st.one_of(
     st.sampled_from("é\u0301\u200d\r\n\x00 \tab1👩🏽‍🚀<|>[/]"),
 )
 _said = st.text(_characters, max_size=30).map(lambda text: "a" + text)  # a template may refuse silence
-_harmless = _said.filter(lambda text: not any(string in text for string in _ALL_SPECIAL))
+# Strings of the sources are among what hypothesis draws, so that of the trained tokenizer itself is drawn, too.
+_harmless = _said.filter(lambda text: not any(string in text for string in (*_ALL_SPECIAL, "<|endoftext|>")))
 _hostile = st.lists(st.one_of(_said, st.sampled_from(_ALL_SPECIAL)), min_size=1, max_size=5).map("".join)
 
 
@@ -148,16 +150,23 @@ def chatml(chats: dict[str, Chat]) -> Chat:
     return chats["chatml"]
 
 
-def reference_ids(chat: Chat, messages: list[dict[str, str]]) -> list[int]:
-    """Those of the rendered text, parsed with its special tokens by the bare libraries."""
+@cache
+def reference(chat: Chat) -> tuple[jinja2.Template, Backend]:
+    """The format by the bare libraries."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     source = chat.template.replace("{%- generation %}", "{%- if true %}").replace(
         "{%- endgeneration %}", "{%- endif %}"
     )
-    text = environment.from_string(source).render(
+    return environment.from_string(source), Backend.from_str(chat.tokenizer.content.decode())
+
+
+def reference_ids(chat: Chat, messages: list[dict[str, str]]) -> list[int]:
+    """Those of the rendered text, parsed with its special tokens."""
+    rendering, backend = reference(chat)
+    text = rendering.render(
         messages=messages, bos_token=chat.form.bos, eos_token=chat.form.eos, add_generation_prompt=False
     )
-    return Backend.from_str(chat.tokenizer.content.decode()).encode(text, add_special_tokens=False).ids
+    return backend.encode(text, add_special_tokens=False).ids
 
 
 @settings(max_examples=20)
@@ -318,6 +327,19 @@ class TestRefusals:
     def test_python_is_out_of_a_templates_reach(self, chatml: Chat):
         source = "{{ messages.__class__.__mro__ }}"
         assert "access to attribute '__class__'" in chatml.refusal(talk("?", "!"), template=source)
+
+    @pytest.mark.parametrize(
+        ("written", "reason"),
+        [
+            ("{{ messages | map(attribute='content') }}", "it writes 'generator', which is no text"),
+            ("{{ raise_exception }}", "it writes 'function', which is no text"),
+            ("{{ '\\ud800' }}", "it holds the surrogate U\\+D800"),
+            ("{{ raise_exception('\\ud800') }}", r"refuses it: \\ud800"),
+        ],
+    )
+    def test_what_is_no_text_in_every_run_is_refused(self, chatml: Chat, written: str, reason: str):
+        source = written + "{% generation %}x{% endgeneration %}"
+        assert re.search(reason, chatml.refusal(talk("?", "!"), template=source))
 
     def test_a_template_that_asks_for_the_date_is_refused_by_name(self, chatml: Chat):
         source = "{{ strftime_now('%Y') }}"
@@ -504,6 +526,8 @@ class TestWhereTemplatesComeFrom:
             ("absent.jinja", "chat template absent.jinja cannot be read"),
             ("{{ messages }}\n{% for m in messages %}", "chat template, line 2: "),
             ("{{ '\ufdd0' }}", "noncharacters"),
+            ("{{ " + "-" * 3000 + "1 }}", "nested too far"),
+            ("{% for m in messages %}" * 100 + "{% endfor %}" * 100, "nested too far"),
         ],
     )
     def test_a_missing_or_malformed_one_is_named(self, chatml: Chat, tmp_path: Path, source: str | None, message: str):

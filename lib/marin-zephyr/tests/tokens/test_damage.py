@@ -344,6 +344,19 @@ def test_each_mistake_is_one_line_and_exit_code_2(damaged: Path, tmp_path: Path,
         assert expected in captured.err
 
 
+@pytest.mark.parametrize(("suffix", "at", "token"), [("sources", 0, "0"), ("idx", 37, "5")])
+def test_damage_that_hides_a_token_is_one_line_and_verify_tells_it(
+    damaged: Path, capsys: pytest.CaptureFixture[str], suffix: str, at: int, token: str
+):
+    content = bytearray((damaged / f"part-00000.{suffix}").read_bytes())
+    content[at] = 0xFF
+    (damaged / f"part-00000.{suffix}").write_bytes(content)
+    assert main(["inspect", str(damaged), "--token", token]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["inspect", str(damaged), "--token", token, "--verify"]) == 1
+    assert f"part-00000.{suffix}" in capsys.readouterr().out
+
+
 def test_damage_is_told_and_is_exit_code_1(damaged: Path, capsys):
     flip(damaged / "part-00001.bin", 5)
     assert main(["inspect", str(damaged), "--verify"]) == 1

@@ -169,9 +169,9 @@ def run_killed(source: Path, out: Path, tokenizer: Path, point: tuple[str, int, 
     ("point", "reused"),
     [
         (("take_up", 1, "after"), 0),
-        (("_commit_part", 1, "before"), 0),
-        (("_commit_part", 3, "before"), 2),
-        (("_commit_part", 3, "after"), 3),
+        (("commit_part", 1, "before"), 0),
+        (("commit_part", 3, "before"), 2),
+        (("commit_part", 3, "after"), 3),
         (("publish", 1, "before"), -1),
         (("_place", 6, "after"), -1),
     ],
@@ -192,7 +192,7 @@ def test_files_that_a_kill_caught_before_their_renaming_are_swept(
     source: Path, clean: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
 ):
     out = tmp_path / "out"
-    run_killed(source, out, tokenizer_file, ("_commit_part", 2, "after"))
+    run_killed(source, out, tokenizer_file, ("commit_part", 2, "after"))
     for name in (
         ".tokenizer.json.7.tmp",
         ".manifest.json.7.tmp",
@@ -218,7 +218,7 @@ def test_a_work_directory_outlives_the_output(
     source: Path, clean: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
 ):
     work = tmp_path / "work"
-    run_killed(source, tmp_path / "attempt-1", tokenizer_file, ("_commit_part", 2, "after"), work)
+    run_killed(source, tmp_path / "attempt-1", tokenizer_file, ("commit_part", 2, "after"), work)
     report = run(source, tmp_path / "attempt-2", trained, work_dir=work)
     assert report.num_parts_reused == 2
     assert digests(tmp_path / "attempt-2") == digests(clean)
@@ -228,7 +228,7 @@ def test_a_work_directory_outlives_the_output(
 def test_parts_of_other_settings_are_thrown_away(
     source: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
 ):
-    run_killed(source, tmp_path / "out", tokenizer_file, ("_commit_part", 3, "after"))
+    run_killed(source, tmp_path / "out", tokenizer_file, ("commit_part", 3, "after"))
     report = run(source, tmp_path / "out", trained, append_eos=False)
     assert report.num_parts_reused == 0
     run(source, tmp_path / "fresh", trained, append_eos=False)
@@ -238,7 +238,7 @@ def test_parts_of_other_settings_are_thrown_away(
 def test_a_finished_part_that_was_damaged_is_made_again(
     source: Path, clean: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests
 ):
-    run_killed(source, tmp_path / "out", tokenizer_file, ("_commit_part", 3, "after"))
+    run_killed(source, tmp_path / "out", tokenizer_file, ("commit_part", 3, "after"))
     part = tmp_path / "out" / ".work" / "part-00001.bin"
     part.write_bytes(part.read_bytes()[:-2] + b"\xff\xff")
     assert run(source, tmp_path / "out", trained).num_parts_reused == 1
@@ -256,6 +256,16 @@ def test_repeating_a_finished_call_touches_nothing(source: Path, tmp_path: Path,
         first.num_tokens,
         first.num_empty,
     )
+
+
+def test_a_store_below_its_inputs_is_none_of_them(tmp_path: Path, write_jsonl, corpus: list[str], trained: Tokenizer):
+    write_jsonl(tmp_path / "in" / "a.jsonl", corpus[:5])
+    out, work = tmp_path / "in" / "tokens", tmp_path / "in" / "work"
+    tokenize(tmp_path / "in", out, tokenizer=trained, work_dir=work, part_tokens=100)
+    again = tokenize(tmp_path / "in", out, tokenizer=trained, work_dir=work, part_tokens=100)
+    assert again.num_parts_reused == again.num_parts > 1
+    with pytest.raises(InputError, match="all inputs lie in"):
+        tokenize(tmp_path / "in" / "a.jsonl", tmp_path / "in", tokenizer=trained)
 
 
 # ----------------------------------------------------------------------------------------------------------- rejects
@@ -308,7 +318,7 @@ def test_refused_records_are_counted_and_kept_with_their_place(quarantined: Path
 
 @pytest.mark.parametrize(
     "point",
-    [("_commit_part", 4, "before"), ("_commit_part", 6, "after"), ("_place", 9, "after")],
+    [("commit_part", 4, "before"), ("commit_part", 6, "after"), ("_place", 9, "after")],
 )
 def test_a_killed_run_keeps_its_rejects(
     dirty: Path, quarantined: Path, tmp_path: Path, tokenizer_file: Path, trained: Tokenizer, digests, point
@@ -328,7 +338,7 @@ def test_a_run_that_fails_anywhere_is_taken_up_with_its_rejects(
     directory = tmp_path_factory.mktemp("failing")
     options = {"tokenizer": trained, "part_tokens": part_tokens, "on_error": "quarantine", "workers": workers}
     tokenize(dirty, directory / "clean", **options)
-    commit, left = resumption._commit_part, [stop]
+    commit, left = resumption.commit_part, [stop]
 
     def failing(*arguments):
         left[0] -= 1
@@ -337,7 +347,7 @@ def test_a_run_that_fails_anywhere_is_taken_up_with_its_rejects(
         commit(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resumption, "_commit_part", failing)
+        patch.setattr(resumption, "commit_part", failing)
         with contextlib.suppress(InputError):
             tokenize(dirty, directory / "out", **options)
     report = tokenize(dirty, directory / "out", **options)
@@ -408,7 +418,7 @@ def test_rows_that_the_encoder_refuses_go_to_the_same_desk(
         for line in path.read_text().splitlines()
     ]
     assert [entry["row"]["text"] for entry in entries] == [text for text in corpus if len(text) % 2]
-    commit = resumption._commit_part
+    commit = resumption.commit_part
     calls = []
 
     def failing(*arguments):
@@ -417,7 +427,7 @@ def test_rows_that_the_encoder_refuses_go_to_the_same_desk(
             raise InputError("the power went")
         commit(*arguments)
 
-    monkeypatch.setattr(resumption, "_commit_part", failing)
+    monkeypatch.setattr(resumption, "commit_part", failing)
     with pytest.raises(InputError, match="power"):
         run(dirty, tmp_path / "out", trained, on_error="quarantine")
     assert run(dirty, tmp_path / "out", trained, on_error="quarantine").num_parts_reused == 2

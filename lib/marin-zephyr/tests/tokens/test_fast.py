@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 
 from marin_zephyr.cli import main
 from marin_zephyr.errors import BadRecordError, EngineError, EngineRefusedError, MissingExtraError, UsageError
-from marin_zephyr.tokens import Tokenizer, byte_tokenizer, tokenize
-from marin_zephyr.tokens import fast as module
+from marin_zephyr.tokens import Tokenizer, byte_tokenizer, engines, fast, tokenize
 from marin_zephyr.tokens.documents import input_files
-from marin_zephyr.tokens.fast import CheckedEngine, FastEngine, choose_engine, plain_json
+from marin_zephyr.tokens.edge_cases import EDGE_CASES
+from marin_zephyr.tokens.engines import CheckedEngine, choose_engine, spot_checks
+from marin_zephyr.tokens.fast import FastEngine, plain_json
 from marin_zephyr.tokens.sample import sample_texts
 from marin_zephyr.tokens.training import PATTERN
-from marin_zephyr.tokens.traps import TRAPS
 
 pytest.importorskip("gigatoken", reason="needs the extra `fast`")
 
@@ -37,7 +37,7 @@ _WORDS = (
 # fmt: on
 _TEXTS = st.one_of(
     st.text(max_size=80),
-    st.lists(st.one_of(st.sampled_from(TRAPS), st.sampled_from(_WORDS), st.just(" ")), max_size=12).map("".join),
+    st.lists(st.one_of(st.sampled_from(EDGE_CASES), st.sampled_from(_WORDS), st.just(" ")), max_size=12).map("".join),
 )
 
 
@@ -203,7 +203,7 @@ def test_an_engine_is_equal_on_every_trap_or_is_not_chosen(kind: str) -> None:
     if kind in _EQUAL:
         assert record["parity"]["num_documents"] == 10
         assert record["parity"]["num_bytes"] == sum(len(text.encode()) for text in _training_texts())
-        assert_equal(engine.encode(column(TRAPS)), Reference(made(kind)).encode(column(TRAPS)))
+        assert_equal(engine.encode(column(EDGE_CASES)), Reference(made(kind)).encode(column(EDGE_CASES)))
     elif kind != "bytes":
         assert "gigatoken" in record["refused"]
     else:
@@ -248,8 +248,8 @@ def test_an_engine_that_was_built_anew_says_the_same(
     engine = FastEngine(plain_json(trained))
     before = engine.encode(column(corpus))
     backend = engine._backend
-    monkeypatch.setattr(module, "_LEAST_SECONDS", 0.0)
-    monkeypatch.setattr(module, "_SHARE_OF_BUILDING", 0)
+    monkeypatch.setattr(fast, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(fast, "_SHARE_OF_BUILDING", 0)
     assert_equal(engine.encode(column(corpus)), before)
     assert engine._backend is not backend
 
@@ -279,7 +279,7 @@ def test_a_difference_while_encoding_names_the_document(trained: Tokenizer) -> N
     reference = Reference(trained)
     texts = _short_texts()
     column_ = column(texts)
-    chosen = module._chosen(column_, *Wrong(reference).encode(column_)).tolist()
+    chosen = spot_checks(column_, *Wrong(reference).encode(column_)).tolist()
     assert 0 < len(chosen) < 20  # about one in three thousand of 21,000
     number = chosen[-1]
     with pytest.raises(EngineError, match="differ from id 0 on") as caught:
@@ -290,7 +290,7 @@ def test_a_difference_while_encoding_names_the_document(trained: Tokenizer) -> N
 
 
 def test_long_documents_are_those_of_the_reference(trained: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_BYTES", 10)
+    monkeypatch.setattr(engines, "MOST_BYTES", 10)
     texts = column(["short", "a longer text", None, "another longer text", "", "an", "and one more long text"])
     reference = Reference(trained)
     wrong = CheckedEngine(Wrong(reference), reference, reference)  # of more than ten bytes it would be noticed
@@ -308,7 +308,7 @@ def test_which_documents_are_checked_depends_on_them_alone(trained: Tokenizer) -
     def chosen(step: int) -> Iterator[str]:
         for start in range(0, len(texts), step):
             piece = column(texts[start : start + step])
-            yield from (texts[start + i] for i in module._chosen(piece, *Reference(trained).encode(piece)))
+            yield from (texts[start + i] for i in spot_checks(piece, *Reference(trained).encode(piece)))
 
     assert sorted(chosen(4000)) == sorted(chosen(7)) != []
 
@@ -316,7 +316,7 @@ def test_which_documents_are_checked_depends_on_them_alone(trained: Tokenizer) -
 def test_a_difference_on_the_corpus_alone_is_found(
     trained: Tokenizer, corpus: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "FastEngine", lambda content: Wrong(Reference(trained), corpus[7]))
+    monkeypatch.setattr(engines, "FastEngine", lambda content: Wrong(Reference(trained), corpus[7]))
     with caplog.at_level(logging.WARNING):
         engine, record = choose_engine(trained, Reference(trained), [column(corpus[:5]), column(corpus[5:])])
     assert engine.name == record["name"] == "tokenizers"

@@ -22,11 +22,11 @@ _LETTERS = "ab ▁é\n"
 _NEITHER = SpecialIds(bos=None, eos=None)
 
 
-def backend_of(pre_tokenizer: Any, normalizer: Any = None, processor: Any = None) -> Backend:
-    """A BPE of few letters and some merges, with bytes to fall back to."""
+def backend_of(pre_tokenizer: Any, normalizer: Any = None, processor: Any = None, *, gap: int = 0) -> Backend:
+    """A BPE of few letters and some merges, with bytes to fall back to; so many numbers among the ids are none."""
     symbols = [*"ab ▁\n", "ab", "▁a", " a", "ba", *pre_tokenizers.ByteLevel.alphabet()]
     symbols += [f"<0x{byte:02X}>" for byte in range(256)]
-    vocab = {symbol: number for number, symbol in enumerate(dict.fromkeys(symbols))}
+    vocab = {symbol: number + gap * (number > 3) for number, symbol in enumerate(dict.fromkeys(symbols))}
     merges = [("a", "b"), ("▁", "a"), (" ", "a"), ("b", "a")]
     backend = Backend(models.BPE(vocab=vocab, merges=merges, byte_fallback=True))
     backend.pre_tokenizer = pre_tokenizer
@@ -48,6 +48,7 @@ BACKENDS = {
         normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
     ),
     "normalised": backend_of(pre_tokenizers.Whitespace(), normalizers.NFD()),
+    "gaps": backend_of(pre_tokenizers.Metaspace(), gap=20),
 }
 
 

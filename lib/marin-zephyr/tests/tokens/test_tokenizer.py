@@ -15,6 +15,8 @@ from tokenizers import Tokenizer as Reference
 from marin_zephyr.errors import TokenizerError
 from marin_zephyr.tokens import Tokenizer, byte_tokenizer, load_tokenizer
 from marin_zephyr.tokens.cutting import LongEncoder
+from marin_zephyr.tokens.marked import MarkedEncoder, MarkedText
+from marin_zephyr.tokens.texts import SpecialIds
 
 _SPECIAL = "<|endoftext|>"
 # Whole Unicode, with the troublesome characters often: combining marks, joiners, controls, line ends.
@@ -155,6 +157,7 @@ _TEXTS = [
     "  spaces  ",
     "\ufeffbom\x00",
     "a</b> < s > s>",
+    "one <more> of<more>",
 ]
 
 
@@ -189,9 +192,10 @@ def _whole_words() -> tuple[Reference, object]:
 
 @pytest.fixture(scope="module", params=[_unigram, _wordpiece, _sentencepiece, _whole_words])
 def kind(request: pytest.FixtureRequest, corpus: list[str]) -> Reference:
-    """A reference whose model was trained on text that holds the special tokens' strings."""
+    """A reference whose model was trained on text that holds the special tokens' strings, with one token more."""
     backend, trainer = request.param()
     backend.train_from_iterator([*corpus[:8], *(f"{name} s " * 30 for name in _NAMES)], trainer)
+    backend.add_tokens(["<more>"])
     return backend
 
 
@@ -207,9 +211,12 @@ def test_ids_of_every_kind_are_those_of_the_reference(kind: Reference, tmp_path:
 def test_no_text_reaches_a_special_token_of_any_kind(kind: Reference, parts: list[str]):
     """Though a Unigram's, a WordPiece's or a whole word's vocabulary, or a learned merge, holds the very string."""
     loaded = Tokenizer(content=kind.to_str().encode(), eos_id=kind.token_to_id("</s>"), bos_id=kind.token_to_id("<s>"))
-    [ids] = loaded.encode_batch(["".join(parts)])
+    text = "".join(parts)
+    [ids] = loaded.encode_batch([text])
     unreachable = {kind.token_to_id(name) for name in _NAMES[1:]}
     assert unreachable.isdisjoint(ids.tolist())
+    marked = MarkedEncoder(loaded, SpecialIds(bos=None, eos=None))
+    assert marked.encode([lambda: MarkedText(text, (), [(0, len(text))])]).ids.tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("flags", [{"lstrip": True}, {"rstrip": True}, {"single_word": True}, {"normalized": True}, {}])
@@ -293,3 +300,41 @@ def test_a_repository_of_the_hub_is_read_from_the_clients_cache(trained: Tokeniz
     assert "TokenizerError no tokenizer at other/model, neither on disk nor on the hub" in from_hub(
         "other/model", tmp_path
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("tokenizer_config.json", "[" * 100_000, "is not JSON"),
+        ("config.json", '{"eos_token_id": -1}', "no token -1"),
+        ("config.json", '{"eos_token_id": 99999999999}', "no token 99999999999"),
+        ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": {}, "unk_token": "x"}}', "vocabulary is empty"),
+    ],
+)
+def test_files_of_a_tokenizer_that_make_no_sense_are_named(
+    tokenizer_file: Path, tmp_path: Path, name: str, content: str, told: str
+):
+    directory = save(json.loads(tokenizer_file.read_bytes()), tmp_path / "t")
+    (directory / name).write_text(content)
+    with pytest.raises(TokenizerError, match=told):
+        load_tokenizer(directory)
+
+
+@pytest.mark.parametrize(
+    "config", [{"added_tokens_decoder": [1]}, {"added_tokens_decoder": {"1": 5}}, {"additional_special_tokens": 5}]
+)
+def test_lists_of_tokens_that_are_none_say_nothing(tokenizer_file: Path, tmp_path: Path, config: dict):
+    directory = save(json.loads(tokenizer_file.read_bytes()), tmp_path / "t", config)
+    assert load_tokenizer(directory).control_ids == ()
+
+
+def test_a_name_that_no_file_can_have_is_no_tokenizer():
+    with pytest.raises(TokenizerError, match="no tokenizer at"):
+        load_tokenizer("a" * 300)
+
+
+def test_a_text_that_the_tokenizer_fails_on_is_its_error():
+    fields = word_level(ids={"a": 0})
+    fields["model"]["unk_token"] = "absent"
+    with pytest.raises(TokenizerError, match="fails on a text"):
+        Tokenizer(content=json.dumps(fields).encode(), eos_id=None, bos_id=None).encode_batch(["b"])

@@ -26,7 +26,7 @@ def reproduce(parsed: argparse.Namespace) -> Answer:
             prefix=store.url,
             repository=Path(parsed.repository) if parsed.repository else None,
             keep=Path(parsed.keep) if parsed.keep else None,
-            tell=lambda line: print(f"  {line}", file=sys.stderr, flush=True),  # noqa: T201
+            tell=lambda line: print(f"  {line}", file=sys.stderr, flush=True),
         )
     where = f"certificate: {store.child(certificate_key(certificate))}.txt"
     return Answer(

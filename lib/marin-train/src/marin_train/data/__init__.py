@@ -4,8 +4,8 @@
     directories.py   its files, in a local directory or behind a URL
     blocks.py        a remote store's token ids: checked blocks, kept on the local disk
     stream.py        rows of token ids and mask bits from anywhere in it, gathered at the speed of memory
-    plan.py          which stretch of the stream each sequence is, where documents stay apart
     packing.py       a store's stream of tokens as training sequences
+    document_packing.py  which stretch of the stream each is, where documents stay apart
     permutation.py   keyed permutations of any range with random access
     interleaving.py  whose turn each draw is: exact shares, stages, epoch limits
     ordering.py      which sequence each draw is: the order of an epoch, what is held out or cut away, block shuffle

@@ -223,9 +223,9 @@ def _warnings(
     sums = [(step, math.fsum(weights.values())) for step, weights in begins if step < steps]
     if uneven := [step for step, total in sums if not math.isclose(total, 1, rel_tol=1e-6)]:
         found.append(f"weights {_steps(uneven)} on do not sum to 1; a share is a weight over their sum")
+    if idle := [repr(c.name) for c in components if c.drawn == 0]:
+        found.append(f"components never drawn: {_some(idle)}")
     for c in components:
-        if c.drawn == 0:
-            found.append(f"component {c.name!r} is never drawn")
         if c.padding > MUCH_PADDING:
             found.append(
                 f"{100 * c.padding:.0f}% of the sequences of component {c.name!r} is padding; see DataConfig.packing"
@@ -236,18 +236,20 @@ def _warnings(
                 f"worth less and less (Muennighoff et al. 2023, https://arxiv.org/abs/2305.16264)"
             )
     stores = mixture.manifests
-    found += [
-        f"what is held out of {c.name!r} is trained on as {other!r}, which is the same store"
-        for c in mixture.config.components
-        for other in mixture.names
-        if c.validation and other != c.name and stores[other] == stores[c.name]
-    ]
+    for c in components:
+        same = [repr(o.name) for o in components if o is not c and o.drawn and stores[o.name] == stores[c.name]]
+        if c.held_out and same:
+            found.append(f"what is held out of {c.name!r} is trained on as {_some(same)}, which is the same store")
     return tuple(found)
 
 
 def _steps(steps: list[int]) -> str:
-    more = f" and {len(steps) - 3:,} more" if len(steps) > 3 else ""
-    return "from step " + ", ".join(f"{step:,}" for step in steps[:3]) + more
+    return "from step " + _some([f"{step:,}" for step in steps])
+
+
+def _some(items: list[str]) -> str:
+    """The first few of them."""
+    return ", ".join(items[:3]) + (f" and {len(items) - 3:,} more" if len(items) > 3 else "")
 
 
 def _exhausted_at(mixture: Mixture, name: str, steps: int) -> int | None:

@@ -55,8 +55,7 @@ def diff(a: Mixture, b: Mixture, *, steps: int) -> MixtureDifference:
     if any(one[name] != other[name] for name in ("batch_size", "seq_len", "packing")):
         ranges = ((0, steps),)
     elif reasons:
-        edges = np.flatnonzero(np.diff(_compare(a, b, steps).astype(np.int8), prepend=0, append=0)).tolist()
-        ranges = tuple(zip(edges[::2], edges[1::2], strict=True))
+        ranges = _compare(a, b, steps)
     num_differing = sum(stop - start for start, stop in ranges)
     return MixtureDifference(steps=steps, num_differing=num_differing, ranges=ranges, reasons=reasons)
 
@@ -80,19 +79,25 @@ def to_text(difference: MixtureDifference) -> str:
     return "\n".join(lines)
 
 
-def _compare(a: Mixture, b: Mixture, steps: int) -> np.ndarray:
-    """Whether each step differs, Bool[steps], of mixtures with equal batches."""
+def _compare(a: Mixture, b: Mixture, steps: int) -> tuple[tuple[int, int], ...]:
+    """The steps that differ, of mixtures with equal batches."""
     stores = {digest: i for i, digest in enumerate({*a.manifests.values(), *b.manifests.values()})}
-    there_a, there_b = (steps if m.num_steps is None else min(steps, m.num_steps) for m in (a, b))
-    differs = np.zeros(steps, bool)
-    differs[min(there_a, there_b) : max(there_a, there_b)] = True
+    both, either = sorted(steps if m.num_steps is None else min(steps, m.num_steps) for m in (a, b))
     stride = max(1, _DRAWS_AT_A_TIME // a.batch_size)
-    for start in range(0, min(there_a, there_b), stride):
-        stop = min(start + stride, there_a, there_b)
+    edges, differed = [], False
+    for start in range(0, both, stride):
+        stop = min(start + stride, both)
         one, other = (_by_store(m, m.rows_between(start, stop), stores) for m in (a, b))
         rows = (one.component != other.component) | (one.number != other.number)
-        differs[start:stop] = rows.reshape(stop - start, -1).any(axis=1)
-    return differs
+        differs = rows.reshape(stop - start, -1).any(axis=1)
+        edges += (start + np.flatnonzero(np.diff(differs, prepend=differed))).tolist()
+        differed = bool(differs[-1])
+    # What only one of them has follows what both have.
+    if differed != (both < either):
+        edges.append(both)
+    if both < either:
+        edges.append(either)
+    return tuple(zip(edges[::2], edges[1::2], strict=True))
 
 
 def _by_store(mixture: Mixture, rows: Rows, stores: dict[str, int]) -> Rows:

@@ -182,14 +182,23 @@ class RemoteDirectory:
         self.local_files({file: sha256})
 
     def local_files(self, digests: Mapping[str, str]) -> list[Path]:
-        """Files in the cache, fetched whole where they are not there yet."""
+        """Files in the cache, fetched whole where they are not there yet; one that arrives damaged, once more."""
         missing = [file for file, sha256 in digests.items() if not self._is_kept(sha256)]
-        for content, file in zip(self._checked([(file, None, None) for file in missing]), missing, strict=True):
-            found = hashlib.sha256(content).hexdigest()
-            if found != digests[file]:
-                raise TokenStoreError(_differs(self.name(file), found, digests[file]))
-            self.cache.put(f"{found}/whole", content)
+        damaged = self._fetch_whole(missing, digests)
+        for file, found in self._fetch_whole(list(damaged), digests).items():
+            raise TokenStoreError(_differs(self.name(file), found, digests[file]))
         return [self.cache.path(f"{sha256}/whole") for sha256 in digests.values()]
+
+    def _fetch_whole(self, files: Sequence[str], digests: Mapping[str, str]) -> dict[str, str]:
+        """Puts those that are whole into the cache, and returns the sha256 of those that are not."""
+        damaged = {}
+        for content, file in zip(self._checked([(file, None, None) for file in files]), files, strict=True):
+            found = hashlib.sha256(content).hexdigest()
+            if found == digests[file]:
+                self.cache.put(f"{found}/whole", content)
+            else:
+                damaged[file] = found
+        return damaged
 
     def _is_kept(self, sha256: str) -> bool:
         """Whether a whole file is in the cache, and undamaged."""

@@ -33,6 +33,9 @@ from marin_train.errors import ConfigError, ExhaustedError
 WHOLE = 1 << 96
 """What the shares of a segment sum to."""
 
+MAX_DRAWS = 1 << 62
+"""Draws are counted in 64 bits."""
+
 _FRACTION_BITS = 48
 _MAX_WINDOW = 1 << 13
 """Draws at a time; with the bits of the fraction below 2^63."""
@@ -177,7 +180,12 @@ class Interleave:
         self._starts = [segment.start for segment in self.segments]
 
     def counts(self, num_draws: int) -> np.ndarray:
-        """How often each component comes among the first ``num_draws``: Int64[components], summing to it."""
+        """How often each component comes among the first ``num_draws``: Int64[components], summing to it.
+
+        Raises:
+            ConfigError: they are more than `MAX_DRAWS`.
+            ExhaustedError: there are not so many.
+        """
         self._check(num_draws)
         return np.array(self._segment(num_draws).counts_at(num_draws), np.int64)
 
@@ -185,6 +193,7 @@ class Interleave:
         """Draws ``start`` to ``stop``, at a cost that does not depend on ``start``.
 
         Raises:
+            ConfigError: they go beyond `MAX_DRAWS`.
             ExhaustedError: there are not so many.
         """
         self._check(stop)
@@ -202,6 +211,8 @@ class Interleave:
         return self.segments[bisect_right(self._starts, draw) - 1]
 
     def _check(self, num_draws: int) -> None:
+        if num_draws > MAX_DRAWS:
+            raise ConfigError(f"{num_draws} sequences are more than 2**62, which no run has; lower steps or batch_size")
         if self.end is not None and num_draws > self.end:
             raise ExhaustedError(
                 f"draw {num_draws - 1} of a mixture that ends after {self.end}: of the components that have a weight "

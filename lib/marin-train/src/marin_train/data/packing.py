@@ -4,9 +4,9 @@
 first is a target exactly once. Documents follow one another inside a sequence; the end-of-sequence id between them
 is predicted like any other token. What is left at the end, shorter than a sequence, is dropped.
 
-*Document* packing keeps documents apart: `marin_train.data.plan` says which stretch of the stream a sequence
-is, the documents in it are numbered as segments, and no token is predicted from another document. Every prediction
-inside a document that is kept comes exactly once an epoch.
+*Document* packing keeps documents apart: `document_packing` says which stretch of the stream a sequence is, the
+documents in it are numbered as segments, and no token is predicted from another document. Every prediction inside a
+document that is kept comes exactly once an epoch.
 
 In both, a store's ``.mask`` has the last word: a target that it does not count is not counted, also where that leaves
 a sequence without any.
@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from marin_train.configs import DataConfig, PackingConfig
-from marin_train.data.plan import plan_documents
+from marin_train.data.document_packing import plan_documents
 from marin_train.data.store import TokenStore
 
 

@@ -10,6 +10,7 @@ checked as it comes.
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -26,6 +27,7 @@ from marin_train.errors import TokenStoreError
 _SCHEMA_VERSION = 1
 _INDEX_MAGIC = b"MMIDIDX\x00\x00"
 _INDEX_HEADER_BYTES = 34
+_SHA256 = re.compile("[0-9a-f]{64}")
 _DTYPES = {"uint16": (8, np.dtype("<u2")), "int32": (4, np.dtype("<i4"))}
 """Name in the manifest -> code in the index (Megatron's) and type in the ``.bin``."""
 
@@ -60,11 +62,13 @@ class TokenStore:
         file = directory.name("manifest.json")
         try:
             raw = directory.read("manifest.json")
-        except OSError as error:
+        except FileNotFoundError:
             raise TokenStoreError(
-                f"{directory.path} is not a token store: manifest.json cannot be read ({error.strerror or error}). The "
-                f"manifest is written last, so an unfinished store has none; run the tokenization again"
+                f"{directory.path} is not a token store: it has no manifest.json. The manifest is written last, so an "
+                f"unfinished store has none; run the tokenization again"
             ) from None
+        except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+            raise TokenStoreError(f"{file} cannot be read ({getattr(error, 'strerror', None) or error})") from None
         store = cls(directory.path, _parse_manifest(raw, file), hashlib.sha256(raw).hexdigest(), directory)
         store._check_totals()
         store._check_files()
@@ -75,10 +79,12 @@ class TokenStore:
 
     @property
     def num_tokens(self) -> int:
+        """Ids of all documents, special ones included."""
         return self.manifest["num_tokens"]
 
     @property
     def num_documents(self) -> int:
+        """Documents of all parts."""
         return self.manifest["num_documents"]
 
     @property
@@ -88,18 +94,22 @@ class TokenStore:
 
     @property
     def vocab_size(self) -> int:
+        """The largest id plus one."""
         return self.manifest["vocab_size"]
 
     @property
     def bos_id(self) -> int | None:
+        """The id that begins every document, or None."""
         return self.manifest["special_ids"]["bos"]
 
     @property
     def eos_id(self) -> int | None:
+        """The id that ends every document, or None."""
         return self.manifest["special_ids"]["eos"]
 
     @property
     def tokenizer_digest(self) -> str:
+        """sha256 of the ``tokenizer.json`` that the store was written with."""
         return self.manifest["tokenizer"]["digest"]
 
     @property
@@ -300,6 +310,9 @@ def _parse_manifest(raw: bytes, file: str) -> dict[str, Any]:
         _require(entry, counts, file, f"parts[{i}].")
         for name, facts in entry["files"].items():
             _require(facts, {"size": int, "sha256": str}, file, f"parts[{i}].files[{name!r}].")
+            # Both become names of files on this machine.
+            if "/" in name or not _SHA256.fullmatch(facts["sha256"]):
+                raise TokenStoreError(f"{file}: {name!r} with sha256 {facts['sha256']!r} is no file of a token store")
         for name in (f"{entry['name']}.bin", f"{entry['name']}.idx"):
             if name not in entry["files"]:
                 raise TokenStoreError(f"{file}: {name} is not among the files of {entry['name']}")

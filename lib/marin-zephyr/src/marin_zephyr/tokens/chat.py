@@ -2,7 +2,7 @@
 
 A row holds a list of messages, each with ``role`` and ``content`` (or, as ShareGPT has it, ``from`` and ``value``). A
 chat template renders it (`chat_templates`), the template's special strings become control tokens and those of the
-messages do not (`provenance`), and the mask is set where the assistant speaks (`marked`).
+messages do not (`special_strings`), and the mask is set where the assistant speaks (`marked`).
 
 Where the assistant speaks, the template says with ``{% generation %}``. One that does not say is asked: the
 conversation is rendered up to each of the assistant's turns, with the prompt that asks for it, and up to that turn's
@@ -24,7 +24,7 @@ from marin_zephyr.errors import ChatTemplateError, RejectRow, SchemaError
 from marin_zephyr.tokens.batches import Encoded, Rows
 from marin_zephyr.tokens.chat_templates import ChatTemplate, Rendered, read_chat_template
 from marin_zephyr.tokens.marked import MarkedEncoder, MarkedText, Span, check_characters
-from marin_zephyr.tokens.provenance import SpecialStrings
+from marin_zephyr.tokens.special_strings import SpecialStrings
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ This module alone imports Jinja, and is itself imported when the first template 
 import json
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, Undefined, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -26,7 +26,7 @@ class Refusal(TemplateError):  # noqa: N818  a verdict on a conversation, not a 
 def make_environment() -> ImmutableSandboxedEnvironment:
     """An environment that offers what Hugging Face offers to chat templates, but for ``strftime_now``."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"], finalize=_written
     )
     known: dict[str, Any] = environment.globals  # pyrefly: ignore  of the types of the ones that Jinja puts there
     known["raise_exception"] = _raise_exception
@@ -51,6 +51,15 @@ class _Generation(Extension):
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         mark = [nodes.Output([nodes.TemplateData(text)], lineno=line) for text in (OPEN, CLOSE)]
         return nodes.Scope([mark[0], *body, mark[1]], lineno=line)
+
+
+def _written(value: Any) -> Any:
+    """What a template writes: anything else is shown with its address in memory, which is another in each run."""
+    if isinstance(value, str | int | float | list | tuple | dict | Undefined | None):
+        return value
+    raise TemplateError(
+        f"it writes {type(value).__name__!r}, which is no text (a filter to add may be `list` or `join`)"
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

@@ -79,6 +79,9 @@ class ChatTemplate:
             self._compiled  # noqa: B018  compiles it
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(f"the chat template, line {error.lineno}: {error.message}") from None
+        except (RecursionError, SyntaxError) as error:  # of Python, which Jinja compiles it to
+            reason = "too deep" if isinstance(error, RecursionError) else error.msg
+            raise ChatTemplateError(f"the chat template is nested too far: {reason}") from None
 
     @cached_property
     def digest(self) -> str:
@@ -158,10 +161,11 @@ def _tokenizers_own(tokenizer: str | Path | None) -> str:
     if config.is_file():
         try:
             found = json.loads(_read(config)).get("chat_template")
-        except ValueError as error:
-            raise ChatTemplateError(f"{config} is not JSON: {error}") from None
+        except (ValueError, RecursionError, AttributeError) as error:
+            raise ChatTemplateError(f"{config} is no JSON object: {error}") from None
     if isinstance(found, list):  # several, by name
-        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+        named = {one.get("name"): one.get("template") for one in found if isinstance(one, dict)}
+        found = named.get("default")
     if not isinstance(found, str):
         raise ChatTemplateError(
             f"{directory} has no chat template, neither in chat_template.jinja nor in tokenizer_config.json; {advice}"

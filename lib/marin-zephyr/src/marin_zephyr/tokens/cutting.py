@@ -29,7 +29,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.errors import TextTooLongError
-from marin_zephyr.tokens.backends import build_continuing, build_encoder
+from marin_zephyr.tokens.hugging_face import build_continuing, build_encoder, encoding
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -132,8 +132,9 @@ class LongEncoder:
         import numpy as np
 
         backend = self._first if first else self._later
-        [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
-        return np.fromiter(encoding.ids, np.int32, count=len(encoding))
+        with encoding():
+            [found] = backend.encode_batch_fast([text], add_special_tokens=False)
+        return np.fromiter(found.ids, np.int32, count=len(found))
 
     def _follow(self, text: str, stretch: _Stretch, limit: int) -> tuple[int, _Stretch] | None:
         """How many of the stretch's ids lie before a joint, and the next stretch, which begins there."""
@@ -174,8 +175,8 @@ class LongEncoder:
     def _token_joints(self, text: str, stretch: _Stretch, floor: int, roof: int) -> Iterator[_Joint]:
         """Joints of two tokens, as the backend reports them: edges of pretokens, then those inside a word."""
         backend = self._first if stretch.start == 0 else self._later
-        encoding = backend.encode(text[stretch.start : stretch.end], add_special_tokens=False)
-        offsets, words = encoding.offsets, encoding.word_ids
+        found = backend.encode(text[stretch.start : stretch.end], add_special_tokens=False)
+        offsets, words = found.offsets, found.word_ids
         edges, inside = [], []
         for k in range(len(offsets) - 1, 0, -1):
             at = stretch.start + offsets[k][0]
@@ -215,7 +216,7 @@ def _first_of[T](items: Iterator[T], number: int) -> Iterator[T]:
 def _is_local(model: dict[str, Any]) -> bool:
     """Whether a model is BPE whose symbols do not depend on where in a word they are."""
     affixes = (model.get("continuing_subword_prefix"), model.get("end_of_word_suffix"))
-    return model.get("type", "BPE") == "BPE" and not any(affixes)
+    return "merges" in model and not any(affixes)
 
 
 def _parts(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:

@@ -108,6 +108,8 @@ def input_files(inputs: str | Path | Sequence[str | Path]) -> tuple[InputFile, .
         InputError: an input does not exist, is unfinished, or holds no file that can be read.
     """
     given = [inputs] if isinstance(inputs, str | Path) else list(inputs)
+    if "" in given:
+        raise InputError("an input has no name: an empty variable? Name a file, '.' for this directory")
     files = {file.url: file for one in reversed(given) for file in reversed(_expand(str(one)))}
     if not files:
         raise InputError("no inputs were given: name at least one file, directory, glob or URL")

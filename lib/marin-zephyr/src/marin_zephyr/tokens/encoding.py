@@ -1,29 +1,20 @@
 """Documents to a token store, on all cores, in one call that can be killed and repeated.
 
-One thread reads (`documents`), ``workers`` threads encode (`encoder`), and what they encode is written by the calling
-thread in the order of the input: the store and what was refused are the same, byte for byte, for any number of workers
-and after any number of kills (`resumption`). Repeating a call that is done returns its report and does no work.
+One thread reads (`documents`), ``workers`` threads encode (`parallel_encoding`), and what they encode is written by the
+calling thread in the order of the input (`part_sequence`): the store and what was refused are the same, byte for byte,
+for any number of workers and after any number of kills (`resumption`). Repeating a call that is done returns its report
+and does no work. What the inputs were, the store tells (`lineage`).
+"""
 
-A store answers for its inputs by content: every local file is digested before anything is read, and refused if it is
-another one afterwards. Of a file behind a URL, or in an archive, the version stands for the content, so that nothing is
-fetched twice."""
-
-import hashlib
-import json
 import os
 import time
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from importlib.metadata import version
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
-from marin_zephyr.durability import file_digest, sole_writer
+from marin_zephyr.durability import sole_writer
 from marin_zephyr.errors import InputError, OutputError, UsageError
-from marin_zephyr.formats.archives import is_member
 from marin_zephyr.formats.files import REJECTS, InputFile
 from marin_zephyr.nodes import OnError
 from marin_zephyr.progress import LogProgress, Progress, Work
@@ -33,12 +24,13 @@ from marin_zephyr.tokens.batches import Encoded, RowEncoder, Rows
 from marin_zephyr.tokens.chat import ChatEncoder, ChatFormat
 from marin_zephyr.tokens.completions import CompletionEncoder, CompletionFormat
 from marin_zephyr.tokens.documents import Dirt, FileEnd, input_files, read_rows
-from marin_zephyr.tokens.encoder import encode_rows
-from marin_zephyr.tokens.fast import EngineName, check_name, choose_engine
+from marin_zephyr.tokens.engines import EngineName, check_name, choose_engine
+from marin_zephyr.tokens.lineage import make_manifest, plan_digest, trace_inputs
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest
+from marin_zephyr.tokens.parallel_encoding import encode_rows
+from marin_zephyr.tokens.part_sequence import PartSequence
 from marin_zephyr.tokens.parts import dtype_for
 from marin_zephyr.tokens.publishing import publishable
-from marin_zephyr.tokens.resumption import FinishedPart, PartSequence
 from marin_zephyr.tokens.sample import sample_texts
 from marin_zephyr.tokens.store import TokenStore
 from marin_zephyr.tokens.texts import HuggingFaceEngine, SpecialIds, TextEncoder
@@ -100,7 +92,7 @@ def tokenize(
 
     Args:
         inputs: files of any format that the package reads, directories, globs, URLs, or a list of these (see
-            `input_files`).
+            `input_files`). What lies in ``out_dir`` or ``work_dir`` is none.
         out_dir: where the store goes: a new or empty directory, or one that this very call has left there before; or a
             URL, where it is copied when it is finished (see `publishable`).
         tokenizer: what `load_tokenizer` takes.
@@ -117,8 +109,8 @@ def tokenize(
             and reason).
         max_bad: how many may be refused before the run fails: a number of them (100) or a share of the rows (0.01).
         engine: what encodes: ``auto`` takes ``gigatoken`` (extra ``fast``) if it is installed and gives the very ids of
-            ``tokenizers`` on a sample of these inputs (see `fast`), else ``tokenizers``. The store's ids do not depend
-            on it; its lineage says which it was.
+            ``tokenizers`` on a sample of these inputs (see `engines`), else ``tokenizers``. The store's ids do not
+            depend on it; its lineage says which it was.
         work_dir: where parts are until the store is complete; by default within ``out_dir``. Give one that outlives
             ``out_dir`` if that is a new directory for each attempt.
         progress: is told how it goes; by default lines of the log.
@@ -140,20 +132,17 @@ def tokenize(
     out = Path(out_dir)
     work = Path(work_dir) if work_dir is not None else out / ".work"
     workers = len(os.sched_getaffinity(0)) if workers is None else workers
-    _check_arguments(out, work, workers=workers, part_tokens=part_tokens)
-    check_name(engine)
-    if engine == "gigatoken" and supervised is not None:
-        raise UsageError("engine 'gigatoken' encodes plain text, not conversations: take 'tokenizers', or 'auto'")
+    _check_arguments(out, work, workers=workers, part_tokens=part_tokens, engine=engine, is_text=supervised is None)
     dirt = Dirt(on_error, _limit(max_bad, on_error), work / REJECTS)
     began = time.monotonic()
     loaded = load_tokenizer(tokenizer)
     specials = SpecialIds.of(loaded, append_eos=append_eos, prepend_bos=prepend_bos)
-    files = input_files(inputs)
+    files = _outside(input_files(inputs), out, work)
     reference = HuggingFaceEngine(loaded)
     encoder = _row_encoder(tokenizer, loaded, specials, text_field=text_field, supervised=supervised)
     settings = {"append_eos": append_eos, "prepend_bos": prepend_bos, "part_tokens": part_tokens}
-    lineage = _lineage(files, workers=workers, settings={**encoder.identity, **settings})
-    plan = _plan_digest(loaded, lineage)
+    lineage = trace_inputs(files, workers=workers, settings={**encoder.identity, **settings})
+    plan = plan_digest(loaded, lineage)
     manifest = None
     with sole_writer(out), sole_writer(work):
         if (out / MANIFEST_FILE).exists():
@@ -184,7 +173,9 @@ def tokenize(
             _write(encoded, sequence, progress or LogProgress(), files, dirt)
             num_encoded = sequence.num_tokens - num_known
             if parts:
-                manifest = _manifest(loaded, specials, sequence, {**lineage, "plan": plan}, on_error)
+                manifest = make_manifest(
+                    sequence, loaded, specials=specials, lineage={**lineage, "plan": plan}, on_error=on_error
+                )
                 resumption.publish(work, out, manifest, loaded, rejects=sequence.refusals.files)
         resumption.clear(work, remove=work_dir is None)
     if manifest is None:
@@ -259,12 +250,28 @@ def _write(
         progress.finish()
 
 
-def _check_arguments(out: Path, work: Path, *, workers: int, part_tokens: int) -> None:
+def _check_arguments(
+    out: Path, work: Path, *, workers: int, part_tokens: int, engine: EngineName, is_text: bool
+) -> None:
+    check_name(engine)
+    if engine == "gigatoken" and not is_text:
+        raise UsageError("engine 'gigatoken' encodes plain text, not conversations: take 'tokenizers', or 'auto'")
     for name, value in (("workers", workers), ("part_tokens", part_tokens)):
         if value < 1:
             raise UsageError(f"{name} is {value}: it must be at least 1")
     if out.resolve() == work.resolve():
         raise UsageError(f"work_dir and out_dir are both {out}: give another work_dir, or none")
+
+
+def _outside(files: Sequence[InputFile], *outputs: Path) -> tuple[InputFile, ...]:
+    """``files`` without those that this very call writes, where an input is a directory above."""
+    ours = [output.resolve() for output in outputs]
+    taken = tuple(
+        file for file in files if "://" in file.url or not any(map(Path(file.url).resolve().is_relative_to, ours))
+    )
+    if not taken:
+        raise InputError(f"all inputs lie in {outputs[0]}, where the store is to go: choose another directory for it")
+    return taken
 
 
 def _limit(max_bad: float | None, on_error: OnError) -> float | None:
@@ -282,35 +289,6 @@ def _limit(max_bad: float | None, on_error: OnError) -> float | None:
     return int(max_bad)
 
 
-def _lineage(files: Sequence[InputFile], *, workers: int, settings: Mapping[str, Any]) -> dict[str, Any]:
-    with ThreadPoolExecutor(workers, "digest") as pool:
-        inputs = list(pool.map(_input_record, files))
-    return {
-        "tool": {name: version(name) for name in ("marin-zephyr", "tokenizers")},
-        "settings": dict(settings),
-        "inputs": inputs,
-    }
-
-
-def _input_record(file: InputFile) -> dict[str, Any]:
-    record = {"name": file.name, "size": file.size}
-    if is_member(file.url):  # the archive's time of change is no part of it
-        return {**record, "version": f"crc32:{file.version.rpartition(':')[2]}"}
-    if "://" in file.url:
-        return {**record, "version": file.version}
-    try:
-        return {**record, "sha256": file_digest(Path(file.url))}
-    except OSError as error:
-        raise InputError(f"{file.url} cannot be read: {error.strerror or error}") from error
-
-
-def _plan_digest(tokenizer: Tokenizer, lineage: Mapping[str, Any]) -> str:
-    """The digest of all that could change a byte of the store: only a store that agrees in it is taken up."""
-    ids = {"tokenizer": tokenizer.digest, "eos": tokenizer.eos_id, "bos": tokenizer.bos_id}
-    control = {"control": tokenizer.control_ids}
-    return hashlib.sha256(json.dumps({**ids, **control, **lineage}, sort_keys=True).encode()).hexdigest()
-
-
 def _same_store(out: Path, plan: str, dirt: Dirt) -> Manifest:
     """The manifest of the store that stands there, if this call would make the same one."""
     manifest = TokenStore.open(out).manifest
@@ -322,41 +300,6 @@ def _same_store(out: Path, plan: str, dirt: Dirt) -> Manifest:
     if rejects:
         dirt.check(rejects["counts"], num_rows=rejects["num_rows"])
     return manifest
-
-
-def _manifest(
-    tokenizer: Tokenizer,
-    specials: SpecialIds,
-    sequence: PartSequence,
-    lineage: Mapping[str, Any],
-    on_error: OnError,
-) -> Manifest:
-    documents = sequence.documents_by_file
-    inputs = [{**file, "num_documents": documents[number]} for number, file in enumerate(lineage["inputs"])]
-    refusals = sequence.refusals
-    told = {"on_error": on_error, "num_rows": sequence.num_rows, **refusals.to_json()}
-    rejects = {"rejects": told} if refusals.counts else {}
-    return Manifest(
-        tokenizer_digest=tokenizer.digest,
-        vocab_size=tokenizer.vocab_size,
-        dtype=dtype_for(tokenizer.vocab_size),
-        bos_id=specials.bos,
-        eos_id=specials.eos,
-        parts=tuple(part.record for part in sequence.parts),
-        lineage={
-            **lineage,
-            "inputs": inputs,
-            "num_empty": sequence.num_empty,
-            "engines": _engines(sequence.parts),
-            **rejects,
-        },
-    )
-
-
-def _engines(parts: Sequence[FinishedPart]) -> list[dict[str, Any]]:
-    """What encoded the parts, in their order, with the number of parts in a row that each did."""
-    runs = groupby(part.engine for part in parts)
-    return [{**engine, "num_parts": sum(1 for _ in run)} for engine, run in runs]
 
 
 def _report(out: Path, manifest: Manifest, *, reused: int, num_encoded: int, seconds: float) -> TokenizeReport:

@@ -6,12 +6,12 @@ it stands in its text.
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from marin_zephyr.errors import UsageError
+from marin_zephyr.errors import TokenStoreError, UsageError
 from marin_zephyr.reporting.quantities import shown_bytes
-from marin_zephyr.tokens.store import TokenStore
+from marin_zephyr.tokens.store import Damage, TokenStore
 
 _SHOWN_CHARACTERS = 300
 _AROUND = 40  # tokens on either side
@@ -21,23 +21,25 @@ _BAR = "│ "
 _SHOWN_DIGITS = 16
 
 
-def describe(store: TokenStore, *, token: int | None = None) -> dict[str, Any]:
+def describe(store: TokenStore, *, token: int | None = None, damage: Sequence[Damage] | None = None) -> dict[str, Any]:
     """The facts, as JSON has them.
 
     Args:
         store: an open store.
         token: also where this token is, and the text around it; the sample is then of its document.
+        damage: what `TokenStore.verify` found, if it was asked; where that is something, texts may be left out.
 
     Raises:
         UsageError: there is no such token.
+        TokenStoreError: the store's files contradict each other, so that no text can be shown.
     """
     if token is not None and not 0 <= token < store.num_tokens:
         last = store.num_tokens - 1
-        raise UsageError(f"{store.place}: there is no token {token}; they are numbered from 0 to {last}")
+        raise UsageError(f"{store.directory}: there is no token {token}; they are numbered from 0 to {last}")
     manifest = store.manifest
     lineage = manifest.lineage
     facts: dict[str, Any] = {
-        "store": str(store.place),
+        "store": str(store.directory),
         "num_documents": store.num_documents,
         "num_tokens": store.num_tokens,
         "num_bytes": store.num_bytes,
@@ -49,7 +51,22 @@ def describe(store: TokenStore, *, token: int | None = None) -> dict[str, Any]:
         "lineage": {key: value for key, value in lineage.items() if key != "inputs"}
         | {"num_inputs": len(lineage.get("inputs", ()))},
     }
-    sample = 0
+    try:
+        facts |= _texts(store, token)
+    except (IndexError, ValueError, OverflowError) as error:
+        if not damage:
+            raise TokenStoreError(
+                f"{store.directory}: its files contradict each other ({error}): `zephyr inspect --verify` tells what "
+                f"is damaged"
+            ) from None
+    if damage is not None:
+        facts["damage"] = [str(one) for one in damage]
+    return facts
+
+
+def _texts(store: TokenStore, token: int | None) -> dict[str, Any]:
+    """A token with the text around it, and a sample."""
+    manifest, facts, sample = store.manifest, dict[str, Any](), 0
     if token is not None:
         facts["token"] = _token(store, token)
         sample = facts["token"]["document"]

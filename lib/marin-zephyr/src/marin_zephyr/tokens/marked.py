@@ -18,14 +18,14 @@ See: ``char_to_token`` in the assistant masks of Hugging Face transformers, whic
 Unicode 16.0, section 23.7, for noncharacters.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from marin_zephyr.errors import RejectRow
 from marin_zephyr.tokens.batches import Encoded
+from marin_zephyr.tokens.hugging_face import build_bordered, encoding
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ RESERVED = "".join(map(chr, range(0xFDD0, 0xFDE0)))
 """The noncharacters that mean something here, and that no text may hold. Those from the ninth on are borders."""
 
 _BORDERS = RESERVED[8:]
-_RESERVED = re.compile(f"[{RESERVED}]")
+_NO_TEXT = re.compile(f"[{RESERVED}\ud800-\udfff]")
 
 type Span = tuple[int, int]
 
@@ -92,21 +92,17 @@ class MarkedEncoder:
         """
         from tokenizers import AddedToken
 
-        fields = {**json.loads(tokenizer.content), "post_processor": None}  # one of them makes offsets narrower
-        backend = replace(tokenizer, content=json.dumps(fields).encode()).backend
         self._special = {
             token.content: (number, _border(token))
-            for number, token in backend.get_added_tokens_decoder().items()
+            for number, token in tokenizer.backend.get_added_tokens_decoder().items()
             if token.special
         }
         self._first_border = tokenizer.vocab_size
-        backend.add_tokens(
-            [
-                AddedToken(b, lstrip=bool(n & 1), rstrip=bool(n & 2), single_word=bool(n & 4), normalized=False)
-                for n, b in enumerate(_BORDERS)
-            ]
-        )
-        self._backend = backend
+        borders = [
+            AddedToken(b, lstrip=bool(n & 1), rstrip=bool(n & 2), single_word=bool(n & 4), normalized=False)
+            for n, b in enumerate(_BORDERS)
+        ]
+        self._backend = build_bordered(tokenizer.content, tokenizer.special_ids, borders, first=self._first_border)
         self._specials = specials
 
     @property
@@ -132,7 +128,7 @@ class MarkedEncoder:
                 check_characters(text.text)
                 marked[row] = self._ended(text)
             except RejectRow as verdict:
-                refused[row] = str(verdict)
+                refused[row] = str(verdict).encode("utf-8", "backslashreplace").decode()
         lengths, num_bytes = np.zeros(num_rows, np.int64), np.zeros(num_rows, np.int64)
         documents = [_Document(np.zeros(0, np.int32), np.zeros(0, np.bool_))]
         for row, document in zip(marked, self._documents(list(marked.values())), strict=True):
@@ -156,7 +152,8 @@ class MarkedEncoder:
     def _documents(self, texts: Sequence[MarkedText]) -> "list[_Document | str]":
         """The document of each text, or why it is none."""
         bordered = [self._with_borders(text) for text in texts]
-        encodings = self._backend.encode_batch([one.text for one in bordered], add_special_tokens=False)
+        with encoding():
+            encodings = self._backend.encode_batch([one.text for one in bordered], add_special_tokens=False)
         return [self._document(*pair) for pair in zip(encodings, bordered, strict=True)]
 
     def _with_borders(self, marked: MarkedText) -> _Bordered:
@@ -179,16 +176,16 @@ class MarkedEncoder:
             length, at = length + 1, stop
         return _Bordered("".join([*pieces, marked.text[at:]]), counts[keep], places, controls)
 
-    def _document(self, encoding: "tokenizers.Encoding", bordered: _Bordered) -> _Document | str:
+    def _document(self, encoded: "tokenizers.Encoding", bordered: _Bordered) -> _Document | str:
         import numpy as np
 
-        ids = np.array(encoding.ids, np.int32)
+        ids = np.array(encoded.ids, np.int32)
         is_border = ids >= self._first_border
         if is_border.sum() != len(bordered.controls):
             return "a control token that must be a word of its own touches another word"
         if not len(ids):
             return "no text is left of it"
-        starts, stops = np.array(encoding.offsets, np.int64).T
+        starts, stops = np.array(encoded.offsets, np.int64).T
         counted = np.concatenate([[0], np.cumsum(bordered.counts)])
         mask = counted[stops] > counted[starts]
         ids[is_border] = bordered.controls
@@ -215,10 +212,11 @@ def _border(token: "tokenizers.AddedToken") -> str:
 
 
 def check_characters(text: str) -> None:
-    """Raises `RejectRow` if ``text`` holds one of the characters that are `RESERVED`."""
-    found = _RESERVED.search(text)
+    """Raises `RejectRow` if ``text`` holds one of the characters that are `RESERVED`, or half a surrogate pair."""
+    found = _NO_TEXT.search(text)
     if found:
-        raise RejectRow(f"it holds the noncharacter U+{ord(found[0]):04X}, which is no text")
+        kind = "noncharacter" if found[0] in RESERVED else "surrogate"
+        raise RejectRow(f"it holds the {kind} U+{ord(found[0]):04X}, which is no text")
 
 
 def _text_bytes(marked: MarkedText) -> int:

@@ -1,6 +1,6 @@
 """One part of a token store, being read: views of its files, nothing is loaded before it is asked for.
 
-The ids of a local part are mapped into memory; those of a remote one come block by block (`places`).
+The ids of a local part are mapped into memory; those of a remote one come block by block (`directories`).
 
 See: ``docs/reference/token-store.md``; `parts` writes what this reads.
 """
@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from marin_zephyr.errors import TokenStoreError
+from marin_zephyr.tokens.directories import LocalDirectory, RemoteDirectory
 from marin_zephyr.tokens.manifest import PartRecord
 from marin_zephyr.tokens.parts import (
     BLOCK_BYTES,
@@ -24,7 +25,6 @@ from marin_zephyr.tokens.parts import (
     VERSION,
     required_files,
 )
-from marin_zephyr.tokens.places import LocalPlace, RemotePlace
 
 PART_FILE = re.compile(r"part-\d{5,}\.(bin|idx|bytes|crc|mask|sources)")
 
@@ -38,12 +38,12 @@ class Part:
     """A part of an open store.
 
     Attributes:
-        place: where the store's files lie.
+        directory: where the store's files lie.
         record: the part as the manifest describes it.
         dtype: ``uint16`` or ``int32``.
     """
 
-    place: LocalPlace | RemotePlace
+    directory: LocalDirectory | RemoteDirectory
     record: PartRecord
     dtype: str
 
@@ -60,12 +60,12 @@ class Part:
         """The part's ids ``start`` to ``stop``, which lie within it: shape ``[stop - start]``, read-only."""
         import numpy as np
 
-        if isinstance(self.place, LocalPlace):
+        if isinstance(self.directory, LocalDirectory):
             return self._ids[start:stop]
         if start == stop:
             return np.zeros(0, NUMPY_DTYPES[self.dtype])
         name, (first, last) = self.file("bin"), self.blocks_of(start, stop)
-        blocks = self.place.blocks(name, self.record.files[name], self.checksums, first=first, last=last)
+        blocks = self.directory.blocks(name, self.record.files[name], self.checksums, first=first, last=last)
         begin = start * self.itemsize - first * BLOCK_BYTES
         data = blocks[0] if len(blocks) == 1 else b"".join(blocks)
         return np.frombuffer(data, NUMPY_DTYPES[self.dtype], stop - start, begin)
@@ -133,26 +133,26 @@ class Part:
         """
         for name in required_files(self.record.name):
             if name not in self.record.files:
-                raise TokenStoreError(f"{self.place}: the manifest does not list {name}")
+                raise TokenStoreError(f"{self.directory}: the manifest does not list {name}")
         if strange := [name for name in self.record.files if not PART_FILE.fullmatch(name)]:
-            raise TokenStoreError(f"{self.place}: the manifest lists {strange[0]!r}, which is no file of a part")
+            raise TokenStoreError(f"{self.directory}: the manifest lists {strange[0]!r}, which is no file of a part")
         for name, file in self.record.files.items():
             if (size := sizes.get(name)) != file.size:
                 found = "is missing" if size is None else f"has {size} bytes"
                 raise TokenStoreError(
-                    f"{self.place.path(name)} {found}, the manifest says {file.size} bytes: restore it, or tokenize "
-                    f"again"
+                    f"{self.directory.path(name)} {found}, the manifest says {file.size} bytes: restore it, or "
+                    f"tokenize again"
                 )
         for suffix, size in self._sizes().items():
             name = self.file(suffix)
             if name in self.record.files and self.record.files[name].size != size:
                 raise TokenStoreError(
-                    f"{self.place.path(name)} has {self.record.files[name].size} bytes; a part of "
+                    f"{self.directory.path(name)} has {self.record.files[name].size} bytes; a part of "
                     f"{self.record.num_documents} documents and {self.record.num_tokens} tokens has {size} of them"
                 )
-        if isinstance(self.place, LocalPlace):
+        if isinstance(self.directory, LocalDirectory):
             name = self.file("idx")
-            with self.place.local(name, self.record.files[name]).open("rb") as file:
+            with self.directory.local(name, self.record.files[name]).open("rb") as file:
                 self._check_header(file.read(HEADER.size))
 
     def _sizes(self) -> dict[str, int]:
@@ -168,7 +168,7 @@ class Part:
         }
 
     def _check_header(self, header: bytes) -> None:
-        path, count = self.place.path(self.file("idx")), self.record.num_documents
+        path, count = self.directory.path(self.file("idx")), self.record.num_documents
         expected = HEADER.pack(MAGIC, VERSION, DTYPE_CODES[self.dtype], count, count + 1)
         if header == expected:
             return
@@ -204,10 +204,10 @@ class Part:
         name = self.file(suffix)
         if self.record.files[name].size == 0:  # an empty file cannot be mapped
             return np.zeros(0, np.uint8)
-        path = self.place.local(name, self.record.files[name])
+        path = self.directory.local(name, self.record.files[name])
         try:
             mapped = np.memmap(path, np.uint8, mode="r")
         except FileNotFoundError:  # another process needed the room in the cache, in this very moment
-            mapped = np.memmap(self.place.local(name, self.record.files[name]), np.uint8, mode="r")
+            mapped = np.memmap(self.directory.local(name, self.record.files[name]), np.uint8, mode="r")
         # A plain array over the map: slices of np.memmap itself cost several microseconds each.
         return np.asarray(mapped)

@@ -2,7 +2,7 @@
 
 It depends on the files alone: they lie evenly among all, and each gives an equal share of the sample. Only their
 beginnings are read, so that the sample costs the same of a large corpus; what lies behind is the business of
-`fast.CheckedEngine`, which compares on the way.
+`engines.CheckedEngine`, which compares on the way.
 """
 
 from collections.abc import Iterator, Sequence

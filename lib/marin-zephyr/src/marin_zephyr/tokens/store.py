@@ -3,7 +3,7 @@
 `TokenStore.open` looks at the manifest and at the size of every file, so that a store that opens is whole;
 `TokenStore.verify` reads every byte. Ids of a local store are views of memory-mapped files: a document or a range of
 tokens costs no copy unless it spans parts. Of a remote store only the blocks that are asked for are fetched, checked,
-and kept on the disk (`places`). Documents and tokens are numbered across the parts, from 0.
+and kept on the disk (`directories`). Documents and tokens are numbered across the parts, from 0.
 
 See: ``docs/reference/token-store.md``.
 """
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from marin_zephyr.errors import TokenStoreError
 from marin_zephyr.progress import Progress
 from marin_zephyr.tokens import verification
+from marin_zephyr.tokens.directories import LocalDirectory, RemoteDirectory, open_directory
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, FileRecord, Manifest
 from marin_zephyr.tokens.parts import NUMPY_DTYPES
-from marin_zephyr.tokens.places import LocalPlace, RemotePlace, place_of
 from marin_zephyr.tokens.reading import PART_FILE, Part
 from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from marin_zephyr.tokens.verification import Damage
@@ -61,12 +61,12 @@ class TokenStore:
     """A token store that is open for reading.
 
     Attributes:
-        place: where its files lie.
+        directory: where its files lie.
         manifest: what is in it.
         parts: the parts, in the order of their documents.
     """
 
-    place: LocalPlace | RemotePlace
+    directory: LocalDirectory | RemoteDirectory
     manifest: Manifest
     parts: tuple[Part, ...]
 
@@ -88,28 +88,28 @@ class TokenStore:
             InputError: the URL cannot be reached.
             MissingExtraError: the URL's protocol needs an extra; the message has its install line.
         """
-        place = place_of(where, cache_dir=cache_dir, cache_bytes=cache_bytes)
-        content = place.read(MANIFEST_FILE)
+        directory = open_directory(where, cache_dir=cache_dir, cache_bytes=cache_bytes)
+        content = directory.read(MANIFEST_FILE)
         if content is None:
-            raise TokenStoreError(_why_none(place))
-        manifest = Manifest.from_bytes(content, where=place.path(MANIFEST_FILE))
+            raise TokenStoreError(_why_none(directory))
+        manifest = Manifest.from_bytes(content, where=directory.path(MANIFEST_FILE))
         if manifest.dtype not in NUMPY_DTYPES:
             raise TokenStoreError(
-                f"{place.path(MANIFEST_FILE)}: dtype is {manifest.dtype!r}, not one of {', '.join(NUMPY_DTYPES)}"
+                f"{directory.path(MANIFEST_FILE)}: dtype is {manifest.dtype!r}, not one of {', '.join(NUMPY_DTYPES)}"
             )
-        parts = tuple(Part(place=place, record=record, dtype=manifest.dtype) for record in manifest.parts)
+        parts = tuple(Part(directory=directory, record=record, dtype=manifest.dtype) for record in manifest.parts)
         listed = [name for record in manifest.parts for name in record.files]
-        sizes = place.sizes([TOKENIZER_FILE, *listed])
+        sizes = directory.sizes([TOKENIZER_FILE, *listed])
         for part in parts:
             part.check(sizes)
         if strangers := sorted(set(filter(PART_FILE.fullmatch, sizes)).difference(listed)):
             raise TokenStoreError(
-                f"{place.path(strangers[0])} is not in the manifest: another store's file? Move it elsewhere"
+                f"{directory.path(strangers[0])} is not in the manifest: another store's file? Move it elsewhere"
             )
         if TOKENIZER_FILE not in sizes:
-            raise TokenStoreError(f"{place.path(TOKENIZER_FILE)} is missing")
-        store = cls(place=place, manifest=manifest, parts=parts)
-        if isinstance(place, LocalPlace):  # a remote one is checked on arrival, when it is first needed
+            raise TokenStoreError(f"{directory.path(TOKENIZER_FILE)} is missing")
+        store = cls(directory=directory, manifest=manifest, parts=parts)
+        if isinstance(directory, LocalDirectory):  # a remote one is checked on arrival, when it is first needed
             store._check_tokenizer()
         return store
 
@@ -137,13 +137,13 @@ class TokenStore:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the store was made with, loaded on first use."""
-        return load_tokenizer(self.place.local(TOKENIZER_FILE, self._tokenizer_record))
+        return load_tokenizer(self.directory.local(TOKENIZER_FILE, self._tokenizer_record))
 
     @cached_property
     def is_lossless(self) -> bool:
         """Whether decoding a document gives back its text byte for byte: the tokenizer is byte-level and changes
         nothing before, and the text is not a chat of which parts were rendered."""
-        fields = json.loads(self.place.local(TOKENIZER_FILE, self._tokenizer_record).read_bytes())
+        fields = json.loads(self.directory.local(TOKENIZER_FILE, self._tokenizer_record).read_bytes())
         is_byte_level = (fields.get("decoder") or {}).get("type") == "ByteLevel" and fields.get("normalizer") is None
         return is_byte_level and not any(part.file("mask") in part.record.files for part in self.parts)
 
@@ -257,14 +257,14 @@ class TokenStore:
 
     @property
     def _tokenizer_record(self) -> FileRecord:
-        size = self.place.sizes([TOKENIZER_FILE])[TOKENIZER_FILE]
+        size = self.directory.sizes([TOKENIZER_FILE])[TOKENIZER_FILE]
         return FileRecord(size=size, sha256=self.manifest.tokenizer_digest)
 
     def _check_tokenizer(self) -> None:
-        content = self.place.read(TOKENIZER_FILE) or b""
+        content = self.directory.read(TOKENIZER_FILE) or b""
         if hashlib.sha256(content).hexdigest() != self.manifest.tokenizer_digest:
             raise TokenStoreError(
-                f"{self.place.path(TOKENIZER_FILE)} is not the tokenizer that the store was made with: its sha256 "
+                f"{self.directory.path(TOKENIZER_FILE)} is not the tokenizer that the store was made with: its sha256 "
                 f"differs"
             )
 
@@ -289,18 +289,18 @@ def _find(firsts: Sequence[int], index: int, kind: str) -> tuple[int, int]:
     return number, index - firsts[number]
 
 
-def _why_none(place: LocalPlace | RemotePlace) -> str:
+def _why_none(directory: LocalDirectory | RemoteDirectory) -> str:
     """What there is where no manifest is."""
     none = f"it has no {MANIFEST_FILE}"
-    if isinstance(place, LocalPlace):
-        path = Path(str(place))
+    if isinstance(directory, LocalDirectory):
+        path = Path(str(directory))
         if path.is_file():
             return f"{path} is a file: give the directory that holds the store's {MANIFEST_FILE}"
         if not path.exists():
             return f"{path} does not exist"
-        if any(path.glob("*.idx")) and not any(map(PART_FILE.fullmatch, place.sizes([]))):
+        if any(path.glob("*.idx")) and not any(map(PART_FILE.fullmatch, directory.sizes([]))):
             return (
                 f"{path} is no token store: it has Megatron's files, but {none}, which tells the tokenizer and what "
                 f"they must hold. Tokenize the documents with `zephyr tokenize`"
             )
-    return f"{place} is no token store: {none}. If a run was killed there, run it again"
+    return f"{directory} is no token store: {none}. If a run was killed there, run it again"

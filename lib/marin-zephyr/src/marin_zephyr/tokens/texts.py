@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from marin_zephyr.errors import EngineError, TextTooLongError, TokenizerError
 from marin_zephyr.tokens.batches import Encoded, Engine, Rows
 from marin_zephyr.tokens.cutting import LongEncoder
+from marin_zephyr.tokens.hugging_face import encoding
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -189,15 +190,16 @@ class HuggingFaceEngine:
         arrays: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
         for numbers, batch in _batches(texts.to_pylist()):
             if len(batch[0]) > _STRETCH_CHARS:
-                found = list(self._long.encode(batch[0], limit=_STRETCH_CHARS))
-                lengths[numbers] = sum(map(len, found))
-                arrays += found
+                stretches = list(self._long.encode(batch[0], limit=_STRETCH_CHARS))
+                lengths[numbers] = sum(map(len, stretches))
+                arrays += stretches
                 continue
-            encodings = self._backend.encode_batch_fast(batch, add_special_tokens=False)
-            lengths[numbers] = [len(encoding) for encoding in encodings]
+            with encoding():
+                encodings = self._backend.encode_batch_fast(batch, add_special_tokens=False)
+            lengths[numbers] = list(map(len, encodings))
             ids = array("i")  # which takes a list of numbers in less time than NumPy does
-            for encoding in encodings:
-                ids.fromlist(encoding.ids)
+            for found in encodings:
+                ids.fromlist(found.ids)
             arrays.append(np.frombuffer(ids, np.int32))
         return np.concatenate(arrays), lengths
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marin_zephyr.errors import TokenizerError
-from marin_zephyr.tokens.backends import build_encoder, build_whole
+from marin_zephyr.tokens.hugging_face import build_encoder, build_whole, encoding
 from marin_zephyr.tokens.tokenizer_files import TOKENIZER_FILE as TOKENIZER_FILE
 from marin_zephyr.tokens.tokenizer_files import find_files
 
@@ -93,7 +93,8 @@ class Tokenizer:
         """
         import numpy as np
 
-        encodings = self.encoder.encode_batch_fast(list(texts), add_special_tokens=False)
+        with encoding():
+            encodings = self.encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.fromiter(encoding.ids, np.int32, count=len(encoding)) for encoding in encodings]
 
     def decode(self, ids: "Sequence[int] | NDArray[np.integer]") -> str:
@@ -127,6 +128,8 @@ def load_tokenizer(
         backend = build_whole(files.content)
     except Exception as error:  # the binding raises bare Exception
         raise TokenizerError(f"{files.path} is not a tokenizer.json of Hugging Face tokenizers: {error}") from None
+    if not backend.get_vocab_size(with_added_tokens=True):
+        raise TokenizerError(f"{files.path} has no token: its vocabulary is empty")
     special = [t.content for t in backend.get_added_tokens_decoder().values() if t.special]
     eos = eos_token or files.roles.get("eos") or _first(_USUAL_EOS, special)
     bos = bos_token or files.roles.get("bos") or _first(_USUAL_BOS, special)
@@ -172,7 +175,7 @@ def _id(backend: "tokenizers.Tokenizer", token: str | int | None, role: str, pat
     if token is None:
         return None
     number = backend.token_to_id(token) if isinstance(token, str) else token
-    if number is None or backend.id_to_token(number) is None:
+    if number is None or not 0 <= number < 1 << 32 or backend.id_to_token(number) is None:
         raise TokenizerError(
             f"{path} has no token {token!r}, which was named as its {role} token: "
             f"name another with {role}_token, or correct the files beside it"

@@ -8,6 +8,7 @@ a ``tokenizer.json`` is made of them. A SentencePiece model alone is refused wit
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +56,11 @@ def find_files(source: str | Path) -> TokenizerFiles:
         MissingExtraError: the name of a repository, and the hub's client is not installed.
     """
     path = Path(source)
-    if not path.exists() and _is_hub_name(str(source)):
+    if not os.path.exists(path) and _is_hub_name(str(source)):  # noqa: PTH110  of any name, a too long one too
         path = _fetch(str(source))
-    file = path / TOKENIZER_FILE if path.is_dir() else path
-    if not file.is_file() and path.is_dir():
+    is_directory = os.path.isdir(path)  # noqa: PTH112  likewise
+    file = path / TOKENIZER_FILE if is_directory else path
+    if is_directory and not file.is_file():
         content = _convert(path)
     else:
         try:
@@ -93,12 +95,16 @@ def _special_tokens(config: dict[str, Any]) -> Iterator[str]:
     for key, value in config.items():
         if key.endswith("_token") and (token := _text(value)):
             yield token
-    for value in config.get("additional_special_tokens") or ():
-        if token := _text(value):
-            yield token
-    for value in (config.get("added_tokens_decoder") or {}).values():
-        if value.get("special") and (token := _text(value)):
-            yield token
+    match config.get("additional_special_tokens"):
+        case list(values):
+            yield from filter(None, map(_text, values))
+    match config.get("added_tokens_decoder"):
+        case dict(tokens):
+            yield from (token for value in tokens.values() if _is_special(value) and (token := _text(value)))
+
+
+def _is_special(token: Any) -> bool:
+    return isinstance(token, dict) and bool(token.get("special"))
 
 
 def _text(token: Any) -> str | None:
@@ -112,8 +118,10 @@ def _json_object(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not JSON: {error}") from None
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from None
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} holds {type(value).__name__}, not an object")
     return value

@@ -94,6 +94,8 @@ def train_tokenizer(
     least = 256 + len(special_tokens)
     if vocab_size < least:
         raise UsageError(f"vocab_size is {vocab_size}: 256 bytes and {len(special_tokens)} special tokens need {least}")
+    if not Path(out_file).name:
+        raise UsageError(f"out_file is {str(out_file)!r}: name the tokenizer.json to write")
     if max_bytes < 1:
         raise UsageError(f"max_bytes is {max_bytes}: it must be at least 1")
     began = time.monotonic()

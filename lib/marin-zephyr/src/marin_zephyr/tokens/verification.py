@@ -16,8 +16,8 @@ from isal import isal_zlib
 
 from marin_zephyr.errors import ZephyrError
 from marin_zephyr.progress import Progress, Work
+from marin_zephyr.tokens.directories import CHUNK_BYTES
 from marin_zephyr.tokens.parts import BLOCK_BYTES, NUMPY_DTYPES
-from marin_zephyr.tokens.places import CHUNK_BYTES
 from marin_zephyr.tokens.reading import Part
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _manifest_damage(store: "TokenStore") -> Iterator[Damage]:
     """Whether the tokenizer is still what it was when the store was opened, and has ids for what it is used for."""
     from marin_zephyr.tokens.tokenizer import TOKENIZER_FILE
 
-    content = store.place.read(TOKENIZER_FILE)
+    content = store.directory.read(TOKENIZER_FILE)
     if content is None or hashlib.sha256(content).hexdigest() != store.manifest.tokenizer_digest:
         yield Damage(TOKENIZER_FILE)
 
@@ -99,7 +99,7 @@ def _manifest_damage(store: "TokenStore") -> Iterator[Damage]:
 def _rejects_damage(store: "TokenStore") -> Iterator[Damage]:
     """Whether the records that were refused are as they were written."""
     for name, record in store.rejects.items():
-        content = store.place.read(name)
+        content = store.directory.read(name)
         if content is None or hashlib.sha256(content).hexdigest() != record.sha256:
             yield Damage(name, "is missing" if content is None else _DIGEST_DIFFERS)
 
@@ -136,7 +136,7 @@ class _PartVerifier:
         return found + list(self._ids_damage())
 
     def _chunks(self, name: str, size: int) -> Iterator[bytes]:
-        for chunk in self.part.place.chunks(name, size):
+        for chunk in self.part.directory.chunks(name, size):
             if self.progress is not None:
                 tokens = len(chunk) // self.part.itemsize if name == self.part.file("bin") else 0
                 self.progress.advance(items=tokens, num_bytes=len(chunk))

@@ -4,16 +4,33 @@
 - `build_encoder` reaches no special id from text. It is enough for most models to leave the special tokens' strings
   unparsed. But a model may hold such a string as a piece of its own: a Unigram or WordPiece vocabulary lists it among
   the words, a BPE with ``ignore_merges`` looks whole words up, and merges may have been learned that build it. There
-  the piece is taken out of the model; all other ids stay.
+  the piece is renamed to what no text holds. It is not taken out: tokens that the model lacks are numbered after it, by
+  how many pieces it has.
+- `build_bordered` is `build_encoder`'s with further tokens, whose ids are in use by nothing else.
 - `build_continuing` encodes what is not the beginning of a text: it puts no space before it.
 """
 
 import json
-from collections.abc import Collection
+import secrets
+from collections.abc import Collection, Generator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from marin_zephyr.errors import TokenizerError
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+@contextmanager
+def encoding() -> Generator[None]:
+    """Turns what the library raises on a text, a bare `Exception`, into a `TokenizerError`."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise TokenizerError(f"the tokenizer fails on a text: {error}. Its tokenizer.json has to be mended") from None
 
 
 def build_whole(content: bytes, special_ids: Collection[int] = ()) -> "tokenizers.Tokenizer":
@@ -24,6 +41,24 @@ def build_whole(content: bytes, special_ids: Collection[int] = ()) -> "tokenizer
 def build_encoder(content: bytes, special_ids: Collection[int]) -> "tokenizers.Tokenizer":
     """The tokenizer that encodes any text as text: see the module's docstring."""
     return _build(_hidden(_marked(json.loads(content), special_ids)))
+
+
+def build_bordered(
+    content: bytes, special_ids: Collection[int], borders: "Sequence[tokenizers.AddedToken]", *, first: int
+) -> "tokenizers.Tokenizer":
+    """`build_encoder`'s without a post-processor, and with ``borders`` as tokens whose ids are ``first`` or higher.
+
+    The library numbers tokens by how many there are, which in a vocabulary with gaps are numbers in use: nameless
+    tokens take those up.
+    """
+    backend = build_encoder(content, special_ids)
+    backend.post_processor = None  # one of them makes offsets narrower
+    probe = _nameless()
+    backend.add_special_tokens([probe])
+    taken = backend.token_to_id(probe) or 0
+    backend.add_special_tokens([_nameless() for _ in range(taken + 1, first)])
+    backend.add_tokens(list(borders))
+    return backend
 
 
 def build_continuing(content: bytes, special_ids: Collection[int]) -> "tokenizers.Tokenizer | None":
@@ -56,26 +91,40 @@ def _marked(fields: dict[str, Any], special_ids: Collection[int]) -> dict[str, A
 
 
 def _hidden(fields: dict[str, Any]) -> dict[str, Any]:
-    """``fields`` without the model's pieces that are special tokens."""
+    """``fields`` with other names for the model's pieces that are special tokens."""
     added = fields.get("added_tokens") or []
     names = {token["content"] for token in added if token["special"]}
     model = fields["model"]
     vocab = model.get("vocab")
+    pieces = {piece for piece, _ in vocab} if isinstance(vocab, list) else set(vocab)
+    hidden = {name: _nameless() for name in names & pieces}
     if isinstance(vocab, list):
-        # An empty piece matches nothing, and the others keep their numbers.
-        hidden = {piece for piece, _ in vocab if piece in names}
-        model["vocab"] = [["" if piece in hidden else piece, score] for piece, score in vocab]
-    elif model.get("merges") is not None:
+        model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in vocab]
+        return _renamed(fields, hidden)
+    if model.get("merges") is not None:
+        prefix = model.get("continuing_subword_prefix") or ""
         pairs = [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"]]
-        model["merges"] = [pair for pair in pairs if "".join(pair) not in names and names.isdisjoint(pair)]
-        hidden = (names & vocab.keys()) - {model.get("unk_token")} if model.get("ignore_merges") else set()
-    else:
-        hidden = (names & vocab.keys()) - {model.get("unk_token")}
-    if isinstance(vocab, dict):
-        model["vocab"] = {piece: number for piece, number in vocab.items() if piece not in hidden}
-    # Those that the model has no more would get new ids, after which others' would be shifted.
-    fields["added_tokens"] = [token for token in added if token["content"] not in hidden]
+        builds = (first + second.removeprefix(prefix) for first, second in pairs)
+        model["merges"] = [
+            pair for pair, made in zip(pairs, builds, strict=True) if made not in names and names.isdisjoint(pair)
+        ]
+        if not model.get("ignore_merges"):
+            return fields
+    hidden.pop(model.get("unk_token"), None)  # the model asks for it by name
+    model["vocab"] = {hidden.get(piece, piece): number for piece, number in vocab.items()}
+    return _renamed(fields, hidden)
+
+
+def _renamed(fields: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """``fields`` whose added tokens have other names; without them, others would get new ids."""
+    added = fields.get("added_tokens") or []
+    fields["added_tokens"] = [{**token, "content": names.get(token["content"], token["content"])} for token in added]
     return fields
+
+
+def _nameless() -> str:
+    """The name of a token that no text can hold but by guessing it."""
+    return secrets.token_hex(16)
 
 
 def _without_prepending(part: dict[str, Any] | None) -> dict[str, Any] | None:

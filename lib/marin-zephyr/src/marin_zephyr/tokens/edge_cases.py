@@ -5,7 +5,7 @@ letters that are written in two ways, scripts without spaces, emoji made of seve
 what vocabularies write for bytes and spaces.
 """
 
-TRAPS = (
+EDGE_CASES = (
     *("", " ", "a", " leading", "trailing ", "two  spaces", " " * 300, "\n" * 100, "\t\t tab", "\r\n"),
     *("a \n b\n\n\n c\r\n\r\nd \r e", "if x:\n\treturn\t1\n    # é\n", "\0", "a\0b\0\0", "\x7f\x1b[0m", "\ufeffmark"),
     *("nbsp\u00a0here", "line\u2028 para\u2029 \u3000wide\u200b", "1234567890" * 30, "x" * 3000),

@@ -50,6 +50,7 @@ class DocumentPlan:
 
     @property
     def num_sequences(self) -> int:
+        """Of all stretches."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def locate(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 A local file is read where it is. Of a remote one, the ids come in whole blocks of 1 MiB, neighbours in one request, and
 the small files whole; both are kept in a `BlockCache` and checked on arrival and whenever they are taken from there:
 blocks by the CRC that the store has of each, whole files by the sha256 in its manifest. What arrives damaged is fetched
-once more, then told by name. `Place.chunks` goes past the cache: it is what finds damage in the store itself.
+once more, then told by name. `chunks` goes past the cache: it is what finds damage in the store itself.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from isal import isal_zlib
 
@@ -32,47 +32,23 @@ _WHOLE = "whole"
 _log = logging.getLogger(__name__)
 
 
-class Place(Protocol):
-    """Where the files of a store lie."""
+class LocalDirectory:
+    """A directory on this machine."""
 
-    def path(self, file: str) -> str:
-        """The path or URL of a file, for people."""
-        ...
-
-    def read(self, file: str) -> bytes | None:
-        """A small file as it is there now, or None if there is none."""
-        ...
-
-    def sizes(self, files: Sequence[str]) -> dict[str, int]:
-        """The sizes of those of the files that are there; of others too, where all can be listed."""
-        ...
-
-    def chunks(self, file: str, size: int) -> Iterator[bytes]:
-        """A file as it is there now, in stretches of `CHUNK_BYTES`."""
-        ...
-
-    def local(self, file: str, record: FileRecord) -> Path:
-        """A file on this machine with that content: it itself, or a checked copy."""
-        ...
-
-
-class LocalPlace:
-    """A directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def __str__(self) -> str:
-        return str(self._directory)
+        return str(self._path)
 
     def path(self, file: str) -> str:
         """The path."""
-        return str(self._directory / file)
+        return str(self._path / file)
 
     def read(self, file: str) -> bytes | None:
         """The content, or None if there is no such file."""
         try:
-            return (self._directory / file).read_bytes()
+            return (self._path / file).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
@@ -80,21 +56,21 @@ class LocalPlace:
 
     def sizes(self, files: Sequence[str]) -> dict[str, int]:
         """The sizes of all files in the directory."""
-        return {entry.name: entry.stat().st_size for entry in self._directory.iterdir() if entry.is_file()}
+        return {entry.name: entry.stat().st_size for entry in self._path.iterdir() if entry.is_file()}
 
     def chunks(self, file: str, size: int) -> Iterator[bytes]:
         """The content, to its end."""
-        with (self._directory / file).open("rb") as stream:
+        with (self._path / file).open("rb") as stream:
             while chunk := stream.read(CHUNK_BYTES):
                 yield chunk
 
     def local(self, file: str, record: FileRecord) -> Path:
         """The file."""
-        return self._directory / file
+        return self._path / file
 
 
-class RemotePlace:
-    """A URL, through fsspec.
+class RemoteDirectory:
+    """A directory behind a URL, through fsspec.
 
     Args:
         url: the store.
@@ -251,16 +227,16 @@ class RemotePlace:
                 return None
 
 
-def place_of(
+def open_directory(
     where: str | Path, *, cache_dir: str | Path | None = None, cache_bytes: int | None = None
-) -> LocalPlace | RemotePlace:
-    """The place that a path or a URL names; the rest is for `BlockCache`, which a URL needs."""
+) -> LocalDirectory | RemoteDirectory:
+    """The directory that a path or a URL names; the rest is for `BlockCache`, which a URL needs."""
     text = str(where)
     if text.startswith("file://"):
-        return LocalPlace(Path(text.removeprefix("file://")))
+        return LocalDirectory(Path(text.removeprefix("file://")))
     if "://" not in text:
-        return LocalPlace(Path(where))
-    return RemotePlace(text, BlockCache(cache_dir, max_bytes=cache_bytes))
+        return LocalDirectory(Path(where))
+    return RemoteDirectory(text, BlockCache(cache_dir, max_bytes=cache_bytes))
 
 
 def _digest(path: Path) -> str:
