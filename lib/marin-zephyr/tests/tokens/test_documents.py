@@ -311,3 +311,15 @@ def test_a_directory_that_cannot_be_listed_is_named(tmp_path: Path, monkeypatch)
     for inputs in (tmp_path, tmp_path / "*.jsonl"):
         with pytest.raises(InputError, match=rf"{tmp_path}/?: cannot be listed or read \(Permission denied\)"):
             input_files(inputs)
+
+
+_texts = st.lists(st.one_of(st.none(), st.text(max_size=40)), max_size=6)
+
+
+@given(chunks=st.lists(_texts, min_size=1, max_size=3), data=st.data())
+@settings(max_examples=50, deadline=None)
+def test_bytes_of_texts_are_those_of_utf8(chunks: list[list[str | None]], data: st.DataObject) -> None:
+    texts = pl.concat([pl.Series(chunk, dtype=pl.String) for chunk in chunks], rechunk=False)
+    taken = slice(*sorted(data.draw(st.tuples(st.integers(0, len(texts)), st.integers(0, len(texts))))))
+    expected = [len((text or "").encode()) for chunk in chunks for text in chunk][taken]
+    assert documents._text_bytes(texts[taken]).tolist() == expected

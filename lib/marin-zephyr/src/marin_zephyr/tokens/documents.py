@@ -267,10 +267,24 @@ def _sizes(frame: "pl.DataFrame", columns: tuple[str, ...]) -> "NDArray[np.int64
     sizes = np.zeros(frame.height, np.int64)
     for name in columns:
         if frame.schema[name] == pl.String:
-            sizes += frame[name].str.len_bytes().fill_null(0).to_numpy()
+            sizes += _text_bytes(frame[name])
         else:
             sizes += int(frame[name].estimated_size()) // max(1, frame.height)
     return sizes
+
+
+def _text_bytes(texts: "pl.Series") -> "NDArray[np.int64]":
+    """UTF-8 bytes of each text, 0 of a null, read off Arrow's views of them: no text is touched, let alone copied.
+
+    See: the Arrow columnar format, "Variable-size Binary View Layout": 16 bytes a text, the first 4 its length.
+    """
+    import numpy as np
+    import polars as pl
+
+    views = texts.rechunk().to_arrow(compat_level=pl.CompatLevel.newest())
+    words = np.frombuffer(views.buffers()[1], np.int32)
+    lengths = words[4 * views.offset : 4 * (views.offset + len(views)) : 4].astype(np.int64)
+    return lengths * views.is_valid().to_numpy(zero_copy_only=False) if views.null_count else lengths
 
 
 def _sum(refused: Refused, more: Refused) -> Refused:
