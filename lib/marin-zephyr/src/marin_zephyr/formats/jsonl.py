@@ -98,7 +98,9 @@ def _finished(
     offsets = block.offset + block.bounds()[0][lines] if options.with_source else lines
     for start in range(0, frame.height, BATCH_ROWS):
         cut = slice(start, start + BATCH_ROWS)
-        batch, rows = frame.slice(start, BATCH_ROWS), numbered(block.nth + lines[cut], block, options)
+        # Of a frame of one row Polars copies all that it touches, and that row may be a document of any length.
+        batch = frame if frame.height <= BATCH_ROWS else frame.slice(start, BATCH_ROWS)
+        rows = numbered(block.nth + lines[cut], block, options)
         yield finish(batch, file, options, rows=rows, offsets=offsets[cut], desk=desk)
 
 
@@ -268,7 +270,8 @@ def _declared(block: Block, options: ReadOptions) -> pa.Schema:
 
 
 def _widened(known: pa.Schema, frame: pl.DataFrame, file: InputFile) -> pa.Schema:
-    return unify([known, _without_nulls(frame.clear().to_arrow().schema)], what=file.url)
+    # Not ``frame.clear()``: its conversion copies what the frame holds where that is one row.
+    return unify([known, _without_nulls(pl.DataFrame(schema=frame.schema).to_arrow().schema)], what=file.url)
 
 
 def _without_nulls(schema: pa.Schema) -> pa.Schema:

@@ -1,6 +1,6 @@
 """What flows from reading to writing: runs of rows in, runs of encoded documents out, both as columns.
 
-A run is small (about half a megabyte of text), belongs to one input file, and keeps the order of its rows. Nothing on
+A run is small (about a megabyte of text), belongs to one input file, and keeps the order of its rows. Nothing on
 this way is a Python object a document: texts are one Arrow buffer, ids are one array, and a document is a length.
 """
 

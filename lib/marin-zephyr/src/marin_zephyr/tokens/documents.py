@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-RUN_BYTES = 512 << 10
+RUN_BYTES = 1 << 20
 """Text of a run, about: while it is encoded, it takes some hundred bytes a token."""
 _SOURCE = "source"
 _PEEK_BYTES = 1 << 20
@@ -145,7 +145,8 @@ def read_rows(
                 sizes = _sizes(frame, columns)
                 num_bytes += int(sizes.sum())
                 first = max(0, skip - row)
-                yield from _runs(frame[first:], sizes[first:], columns, file, number, row + first)
+                rest = frame[first:] if first else frame
+                yield from _runs(rest, sizes[first:], columns, file, number, row + first)
                 row += frame.height
         finally:
             desk.close()
@@ -246,13 +247,15 @@ def _runs(
     sources = pl.Series(_SOURCE, [file.name], dtype=pl.String).new_from_index(0, frame.height)
     if _SOURCE not in columns and _SOURCE in frame.columns and frame.schema[_SOURCE] == pl.String:
         sources = frame[_SOURCE].fill_null(file.name)
-    ends = np.cumsum(sizes)
-    start = 0
+    frame = frame if frame.columns == [*columns] else frame.select(columns)
+    ends, start = np.cumsum(sizes), 0
     while start < frame.height:
         before = int(ends[start - 1]) if start else 0
         stop = min(int(np.searchsorted(ends, before + RUN_BYTES)) + 1, frame.height)
         taken = slice(start, stop)
-        yield Rows(number, first_row + start, frame.select(columns)[taken], sources[taken])
+        # Of a frame of one row Polars copies all that it touches.
+        run = frame if stop - start == frame.height else frame[taken]
+        yield Rows(number, first_row + start, run, sources[taken])
         start = stop
 
 

@@ -24,6 +24,7 @@ from marin_zephyr.errors import EngineError, EngineRefusedError, MissingExtraErr
 from marin_zephyr.tokens.batches import Engine
 from marin_zephyr.tokens.edge_cases import EDGE_CASES
 from marin_zephyr.tokens.fast import FastEngine, plain_json
+from marin_zephyr.tokens.texts import byte_lengths
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class CheckedEngine:
     def _encode(self, texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int32], NDArray[np.int64]]":
         import numpy as np
 
-        (long,) = np.nonzero(_byte_lengths(texts) > MOST_BYTES)
+        (long,) = np.nonzero(byte_lengths(texts) > MOST_BYTES)
         if not len(long):
             return self.fast.encode(texts)
         found, start = [], 0
@@ -169,7 +170,7 @@ def _check(
     counts = {"num_documents": 0, "num_bytes": 0}
     edge_cases = pa.array([*EDGE_CASES, *_around_tokens(tokenizer)], pa.large_string())
     for texts, is_of_corpus in chain([(edge_cases, False)], zip(sample, repeat(True))):
-        texts = texts.filter(pa.array(_byte_lengths(texts) <= MOST_BYTES))
+        texts = texts.filter(pa.array(byte_lengths(texts) <= MOST_BYTES))
         ids, lengths = fast.encode(texts)
         different = _difference(reference, texts, ids, lengths, range(len(texts)))
         if different is not None:
@@ -177,7 +178,7 @@ def _check(
             raise EngineRefusedError(f"{different[1]}, in {where}")
         if is_of_corpus:
             counts["num_documents"] += len(texts)
-            counts["num_bytes"] += int(_byte_lengths(texts).sum())
+            counts["num_bytes"] += int(byte_lengths(texts).sum())
     return counts
 
 
@@ -237,16 +238,10 @@ def spot_checks(
     (filled,) = np.nonzero(lengths)
     if not len(filled):
         return filled
-    counts, sizes = lengths[filled], _byte_lengths(texts)[filled]
+    counts, sizes = lengths[filled], byte_lengths(texts)[filled]
     starts = np.cumsum(counts) - counts
     mixed = sizes.astype(np.uint64)
     for part in (counts, ids[starts], ids[starts + counts // 2], ids[starts + counts - 1]):
         mixed = (mixed ^ part.astype(np.uint64)) * np.uint64(_MULTIPLIER)
         mixed ^= mixed >> np.uint64(29)
     return filled[(mixed % np.uint64(CHECK_ONE_IN) == 0) & (sizes <= MOST_BYTES)]
-
-
-def _byte_lengths(texts: "pa.LargeStringArray") -> "NDArray[np.int64]":
-    import pyarrow.compute as pc
-
-    return pc.call_function("binary_length", [texts]).fill_null(0).to_numpy(zero_copy_only=False)

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.errors import EngineError, EngineRefusedError
+from marin_zephyr.tokens.texts import text_buffers
 from marin_zephyr.tokens.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -105,22 +106,11 @@ def _as_awkward(texts: "pa.LargeStringArray") -> Any:
     """The same texts as an awkward array over the same memory; null becomes empty."""
     import awkward as ak
 
-    offsets, data = _buffers(texts.fill_null("") if texts.null_count else texts)
+    offsets, data = text_buffers(texts.fill_null("") if texts.null_count else texts)
     buffer: Any = data
     characters = ak.contents.NumpyArray(buffer, parameters={"__array__": "char"})
     strings = ak.contents.ListOffsetArray(ak.index.Index64(offsets), characters, parameters={"__array__": "string"})
     return ak.Array(strings)
-
-
-def _buffers(texts: "pa.LargeStringArray") -> "tuple[NDArray[np.int64], NDArray[np.uint8]]":
-    """Int64[texts + 1], where each text begins in the UInt8[bytes], and those bytes."""
-    import numpy as np
-
-    _, offsets, data = texts.buffers()
-    if not len(texts):
-        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    places = np.frombuffer(offsets, np.int64, len(texts) + 1, texts.offset * 8)
-    return places, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
 
 
 def _reason(error: BaseException) -> str:

@@ -55,7 +55,8 @@ def build_bordered(
     backend.post_processor = None  # one of them makes offsets narrower
     probe = _nameless()
     backend.add_special_tokens([probe])
-    backend.add_special_tokens([_nameless() for _ in range(backend.token_to_id(probe) + 1, first)])
+    taken = backend.token_to_id(probe) or 0
+    backend.add_special_tokens([_nameless() for _ in range(taken + 1, first)])
     backend.add_tokens(list(borders))
     return backend
 

@@ -13,6 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,10 +94,9 @@ class PartWriter:
             sources: String, one a document, the name of the file that it came from.
             mask: shape ``[tokens]``, which ids count in the loss; None where all do.
         """
-        runs = sources.rle().struct.unnest()
-        for source, count in zip(runs["value"].to_list(), runs["len"].to_list(), strict=True):
+        for source, run in groupby(sources.to_list()):
             before = self._sources.pop()[1] if self._sources and self._sources[-1][0] == source else 0
-            self._sources.append((source, before + count))
+            self._sources.append((source, before + sum(1 for _ in run)))
         self._lengths.append(lengths)
         self._text_bytes.append(num_bytes)
         if mask is not None and self._mask is None:

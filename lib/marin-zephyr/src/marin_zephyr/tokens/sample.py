@@ -7,10 +7,12 @@ beginnings are read, so that the sample costs the same of a large corpus; what l
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marin_zephyr.formats.files import REJECTS, InputFile
+from marin_zephyr.formats.splits import Span
 from marin_zephyr.tokens.batches import Rows
 from marin_zephyr.tokens.documents import Dirt, read_rows
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 _MOST_FILES, _BYTES_A_FILE = 8, 64 << 20  # to begin a file costs time as well: the more text, the more files
 _ONE_IN = 1024  # bytes of text: the reference takes some fifty times as long for one as the fast engine does
 _LEAST_BYTES, _MOST_BYTES = 128 << 10, 4 << 20
+_LINES_FOR_TEXT = 16  # bytes of lines read for a byte of text wanted: what else they hold is not known
 
 
 def sample_texts(files: Sequence[InputFile], *, text_field: str) -> "Iterator[pa.LargeStringArray]":
@@ -39,9 +42,19 @@ def sample_texts(files: Sequence[InputFile], *, text_field: str) -> "Iterator[pa
     # What cannot be taken is passed over in silence: the run itself will say what it is.
     dirt, columns = Dirt("skip", None, Path(REJECTS)), (text_field,)
     for number in chosen:
-        with closing(read_rows(files[number : number + 1], columns=columns, text_columns=columns, dirt=dirt)) as items:
+        with closing(
+            read_rows([_beginning(files[number], wanted)], columns=columns, text_columns=columns, dirt=dirt)
+        ) as items:
             rows = next(items, None)
         if isinstance(rows, Rows):
             texts = rows.frame[text_field].cast(pl.String).fill_null("")
             enough = texts.str.len_bytes().cum_sum().search_sorted(wanted, side="left")
             yield texts[: enough + 1].rechunk().to_arrow().cast(pa.large_string())
+
+
+def _beginning(file: InputFile, wanted: int) -> InputFile:
+    """Of lines the first ones, which should hold so many bytes of text: a reader's block of them holds far more."""
+    if file.format != "jsonl" or file.span is not None:
+        return file
+    size = wanted * _LINES_FOR_TEXT
+    return replace(file, span=Span(begin=0, end=size, num_bytes=size))
