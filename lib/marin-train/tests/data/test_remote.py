@@ -111,6 +111,7 @@ def test_a_store_on_s3_reads_like_the_directory(
         with pytest.raises(TokenStoreError, match=r"s3://tokens/store/part-00002\.mask: size is absent"):
             TokenStore.open("s3://tokens/store", cache=cache)
     finally:
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
         server.stop()
 
 

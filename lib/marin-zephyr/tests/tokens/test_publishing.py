@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from marin_zephyr.cli import main
@@ -191,4 +192,5 @@ def test_a_killed_upload_shows_no_store_and_is_taken_up(store: Path, tmp_path: P
         assert [opened.text(n) for n in range(60)] == TEXTS
         assert opened.verify() == ()
     finally:
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
         server.stop()
