@@ -284,3 +284,16 @@ def test_progress_is_logged_one_plain_line_at_a_time(
     assert all("tokens/s" in line and "eta" in line and "\n" not in line for line in lines)
     (machine,) = [message for message in caplog.messages if message.startswith("policy ")]
     assert re.fullmatch(rf"policy {tiny_config().policy}, .*; fp32 matmul \d+ GFLOP/s", machine)
+
+
+def test_one_is_told_once_that_nothing_counts(
+    tiny_config: Callable[..., TrainConfig],
+    write_store: Callable[..., Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    masked = write_store(tmp_path / "masked", [[[1] * 500]], masks=[[False] * 500])
+    train(tiny_config(path=masked), tmp_path / "run")
+    assert [r.getMessage()[:50] for r in caplog.records if r.levelname == "WARNING"] == [
+        "step 1: no token of its batch counts in the loss, "
+    ]

@@ -193,6 +193,7 @@ class _Report:
         self._pending: tuple[int, Mapping[str, Any], float | None] | None = None
         self._row_at = self._line_at = time.perf_counter()
         self._line_step = step
+        self._told_of_nothing = False
 
     def push(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Keeps a step's metrics, and fetches those of the step before, which are done or nearly so."""
@@ -212,6 +213,12 @@ class _Report:
                 f"step {step} has loss {values['loss']} and gradient norm {values['grad_norm']}; lower "
                 f"OptimizerConfig.learning_rate={self._config.optimizer.learning_rate} or lengthen "
                 f"ScheduleConfig.warmup={self._config.schedule.warmup}"
+            )
+        if not values["num_tokens"] and not self._told_of_nothing:
+            self._told_of_nothing = True
+            logger.warning(
+                "step %d: no token of its batch counts in the loss, which is told as 0; see the masks of the stores",
+                step,
             )
         now = done_at or time.perf_counter()
         seconds, self._row_at = now - self._row_at, now

@@ -214,6 +214,13 @@ def test_a_block_shuffle_has_the_same_sequences_in_another_order(mixture: Open) 
         assert sorted(a[epoch]) == sorted(b[epoch]) == list(range(20))
 
 
+def test_how_a_number_was_written_decides_nothing(mixture: Open) -> None:
+    whole = mixture(b=2, of={"a": {"max_epochs": 3}}, stages=(Stage(start=2, weights={"a": 1, "b": 0}),))
+    point = mixture(b=2.0, of={"a": {"max_epochs": 3.0}}, stages=(Stage(start=2, weights={"a": 1.0}),))
+    assert whole.digest == point.digest
+    assert np.array_equal(whole.rows(3).number, point.rows(3).number)
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     "weight": {"a": 2.0},
     "seed": {"seed": 1},

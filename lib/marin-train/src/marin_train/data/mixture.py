@@ -134,7 +134,14 @@ class Mixture:
         for name, component in components.items():
             component["manifest"] = self.stores[name].digest
             del component["path"]
-        return values | {"components": components, "stages": list(values["stages"]), "batch_size": self.batch_size}
+            # Nor whether a number was written as 1 or as 1.0, or a weight of 0 at all.
+            component["weight"] = float(component["weight"])
+            component["max_epochs"] = None if component["max_epochs"] is None else float(component["max_epochs"])
+        staged = [
+            {"start": stage["start"], "weights": {name: float(w) for name, w in stage["weights"].items() if w}}
+            for stage in values["stages"]
+        ]
+        return values | {"components": components, "stages": staged, "batch_size": self.batch_size}
 
     def draws(self, step: int) -> Draws:
         """Which component's which draw each row of the batch of ``step`` (counted from 0) is."""
