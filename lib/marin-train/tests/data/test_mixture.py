@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marin_train.configs import Component, PackingConfig, ShuffleConfig, SimulatedEpoching, Stage
+from marin_train.configs import Component, DataConfig, PackingConfig, ShuffleConfig, SimulatedEpoching, Stage
 from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.data.packing import ContiguousPacking, Sequences
 from marin_train.errors import ConfigError, ExhaustedError, TokenStoreError
@@ -279,3 +280,23 @@ def test_a_store_too_small_for_one_sequence_is_refused_by_name(mixture: Open, tm
     config = dataclasses.replace(mixture("b").config, seq_len=100)
     with pytest.raises(TokenStoreError, match=r"component 'b'.*holds 29 tokens"):
         Mixture.open(config, batch_size=2, vocab_size=5000)
+
+
+def test_a_bos_that_some_stores_have_counts_wherever_they_are_listed(write_store: Callable[..., Path], tmp_path: Path):
+    paths = {name: write_store(tmp_path / name, [[[3] * 20]]) for name in "abc"}
+
+    def begin_with(bos: int, path: Path) -> None:
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["special_ids"]["bos"] = bos
+        (path / "manifest.json").write_text(json.dumps(manifest))
+
+    def opened(names: str) -> Mixture:
+        components = tuple(Component(name=name, path=str(paths[name])) for name in names)
+        return Mixture.open(DataConfig(components=components, seq_len=4), batch_size=1)
+
+    begin_with(5, paths["b"])
+    assert {opened(names).special_ids["bos"] for names in ("ab", "ba", "abc", "b")} == {5}
+    assert opened("ac").special_ids["bos"] is None
+    begin_with(6, paths["c"])
+    with pytest.raises(TokenStoreError, match="tokenized differently.*bos"):
+        opened("abc")

@@ -96,11 +96,13 @@ class Mixture:
                     f"component {name!r}: {store.path} has vocab_size={store.vocab_size}, the model "
                     f"{vocab_size}; set ModelConfig.vocab_size to at least the store's"
                 )
-            if (store.tokenizer_digest, store.eos_id) != (stores[first].tokenizer_digest, stores[first].eos_id):
+            same = (store.tokenizer_digest, store.eos_id) == (stores[first].tokenizer_digest, stores[first].eos_id)
+            if not same or len({s.bos_id for s in stores.values()} - {None}) > 1:
                 raise TokenStoreError(
                     f"components {first!r} and {name!r} were tokenized differently: tokenizers "
                     f"{stores[first].tokenizer_digest[:12]} and {store.tokenizer_digest[:12]}, eos "
-                    f"{stores[first].eos_id} and {store.eos_id}; tokenize both with one tokenizer"
+                    f"{stores[first].eos_id} and {store.eos_id}, bos {stores[first].bos_id} and {store.bos_id}; "
+                    f"tokenize both with one tokenizer"
                 )
         mixture = cls(stores, config, batch_size=batch_size)
         mixture.check_enough(steps)
@@ -118,8 +120,9 @@ class Mixture:
 
     @property
     def special_ids(self) -> dict[str, int | None]:
-        """That tokenizer's ``bos`` and ``eos``."""
-        return self.stores[self.names[0]].manifest["special_ids"]
+        """The ``bos`` and ``eos`` around the stores' documents: the ``bos`` of those that have one."""
+        bos = (store.bos_id for store in self.stores.values() if store.bos_id is not None)
+        return {"bos": next(bos, None), "eos": self.stores[self.names[0]].eos_id}
 
     @property
     def digest(self) -> str:
