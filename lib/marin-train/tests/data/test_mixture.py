@@ -298,5 +298,5 @@ def test_a_bos_that_some_stores_have_counts_wherever_they_are_listed(write_store
     assert {opened(names).special_ids["bos"] for names in ("ab", "ba", "abc", "b")} == {5}
     assert opened("ac").special_ids["bos"] is None
     begin_with(6, paths["c"])
-    with pytest.raises(TokenStoreError, match="tokenized differently.*bos"):
+    with pytest.raises(TokenStoreError, match=r"tokenized differently.*bos"):
         opened("abc")
