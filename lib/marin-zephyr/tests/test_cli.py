@@ -2,8 +2,10 @@
 
 import json
 import os
+import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from marin_zephyr.cli import main
 from marin_zephyr.nodes import FORMATS
+from marin_zephyr.tokens.parts import BLOCK_BYTES
 
 SCRIPT = """
 from marin_zephyr import Dataset
@@ -169,6 +172,7 @@ def test_tokenize_sets_aside_what_cannot_be_taken_and_says_so(tmp_path, capsys):
     assert captured.err.splitlines()[-1].startswith(
         f"zephyr: {tmp_path}/a.jsonl, line 2, byte offset 16: 'text' is int"
     )
+    assert captured.err.rstrip().endswith("repair it, or pass --on-error quarantine to set such records aside")
     assert main([*command, "--on-error", "skip", "--max-bad", "0"]) == 2
     assert "1 records were refused, more than max_bad=0 allows" in capsys.readouterr().err
     assert main([*command, "--on-error", "quarantine", "--no-append-eos", "--part-tokens", "3", "--json"]) == 0
@@ -177,6 +181,40 @@ def test_tokenize_sets_aside_what_cannot_be_taken_and_says_so(tmp_path, capsys):
     assert (report["num_rejected"], report["rejected"]) == (1, {"'text' is int, not a string": 1})
     [rejects] = (tmp_path / "tokens" / "rejects").iterdir()
     assert json.loads(rejects.read_text())["line"] == 2
+
+
+def test_numbers_of_a_report_stand_in_one_column(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": 2}\n')
+    command = ["tokenize", str(tmp_path / "a.jsonl"), "--tokenizer", "bytes", "--out", str(tmp_path / "tokens")]
+    assert main([*command, "--on-error", "skip"]) == 0
+    *lines, _ = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("rejected 'text' is int, not a string 1") for line in lines)
+    assert len({line.rindex(" ") for line in lines}) == 1
+
+
+def test_a_tokenizer_is_not_trained_on_damaged_records_and_the_way_out_is_told(tmp_path, capsys):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": 2}\n')
+    assert main(["train-tokenizer", str(tmp_path / "a.jsonl"), "--out", str(tmp_path / "tokenizer.json")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "line 2" in line
+    assert line.endswith("; repair it, or take what `zephyr normalize` makes of these inputs")
+
+
+@pytest.mark.parametrize("line", ['{"text": "' + 150_000 * "a b " + '"}\n', 50 * ('"' + 50_000 * "a" + '"\n')])
+def test_a_disk_that_takes_no_more_of_a_store_is_one_line_and_exit_code_2(tmp_path, capsys, line):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n' + line)
+    command = ["tokenize", str(tmp_path / "a.jsonl"), "--tokenizer", "bytes", "--out", str(tmp_path / "tokens")]
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (BLOCK_BYTES - 4096, before[1][1]))  # within what is buffered
+    try:
+        assert main([*command, "--on-error", "quarantine"]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before[1])
+        signal.signal(signal.SIGXFSZ, before[0])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"zephyr: {tmp_path}/tokens/.work/")
+    assert "cannot write (File too large)" in last
+    assert main([*command, "--on-error", "quarantine"]) == 0
 
 
 @pytest.mark.parametrize("token", ["10", "-1"])

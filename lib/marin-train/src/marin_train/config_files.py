@@ -94,7 +94,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{where} is {value!r}, expected a list")
+            tables = f"; in TOML its tables are headed [[{where}]]" if isinstance(value, Mapping) else ""
+            raise ConfigError(f"{where} is {value!r}, expected a list{tables}")
         return tuple(_convert(arguments[0], item, f"{where}.{i}") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):

@@ -170,6 +170,13 @@ class PackingConfig:
     reset_positions: bool = False
     """Whether positions begin anew with each document."""
 
+    def __post_init__(self) -> None:
+        if self.kind == "contiguous" and self.overlong != "split":
+            raise ConfigError(
+                f"PackingConfig.overlong={self.overlong!r} changes nothing under kind='contiguous', which cuts every "
+                f"document; set PackingConfig.kind='documents', or leave it out"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffleConfig:
@@ -274,14 +281,14 @@ def to_dict(config: Any) -> dict[str, Any]:
 def _positive(config: Any, name: str) -> None:
     value = getattr(config, name)
     if not 0 < value < math.inf:
-        raise ConfigError(f"{type(config).__name__}.{name}={value} must be positive and finite")
+        raise ConfigError(f"{_told(config, name)} must be positive and finite")
     _countable(config, name)
 
 
 def _not_negative(config: Any, name: str) -> None:
     value = getattr(config, name)
     if not value >= 0:
-        raise ConfigError(f"{type(config).__name__}.{name}={value} must not be negative")
+        raise ConfigError(f"{_told(config, name)} must not be negative")
     _countable(config, name)
 
 
@@ -289,4 +296,10 @@ def _countable(config: Any, name: str) -> None:
     """Refuses a count that 64 bits do not hold with room for sums."""
     value = getattr(config, name)
     if isinstance(value, int) and value > 2**62:
-        raise ConfigError(f"{type(config).__name__}.{name}={value} must not be more than 2**62")
+        raise ConfigError(f"{_told(config, name)} must not be more than 2**62")
+
+
+def _told(config: Any, name: str) -> str:
+    """A field and its value, and of a component which one."""
+    which = f" of {config.name!r}" if isinstance(config, Component) else ""
+    return f"{type(config).__name__}.{name}={getattr(config, name)}{which}"

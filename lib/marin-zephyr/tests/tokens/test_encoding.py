@@ -30,7 +30,7 @@ from marin_zephyr.errors import (
     TooManyBadRecordsError,
     UsageError,
 )
-from marin_zephyr.tokens import Tokenizer, TokenStore, encoding, resumption, tokenize
+from marin_zephyr.tokens import Tokenizer, TokenStore, encoding, load_tokenizer, resumption, tokenize
 from marin_zephyr.tokens.batches import Encoded, Engine, Rows
 from marin_zephyr.tokens.texts import TextEncoder
 
@@ -387,7 +387,7 @@ def test_parts_without_refusals_outlive_a_change_of_policy(
     assert report.num_parts_reused >= report.num_parts - 1 > 2
     run(source, tmp_path / "fresh", trained, on_error="skip")
     assert digests(tmp_path / "out") == digests(tmp_path / "fresh")
-    with pytest.raises(OutputError, match="other inputs"):
+    with pytest.raises(OutputError, match="another token store: on_error='skip', not 'raise'"):
         run(source, tmp_path / "out", trained)
 
 
@@ -451,11 +451,21 @@ def test_masks_of_a_part_are_bits_in_the_order_of_its_ids(tmp_path: Path, dirty:
 # --------------------------------------------------------------------------------------------------------- bad input
 
 
-def test_another_store_is_not_overwritten(source: Path, tmp_path: Path, trained: Tokenizer, digests):
+def test_another_store_is_not_overwritten_and_the_difference_is_told(
+    source: Path, tmp_path: Path, trained: Tokenizer, digests
+):
     run(source, tmp_path / "out", trained)
     before = digests(tmp_path / "out")
-    with pytest.raises(OutputError, match="other inputs, settings or versions"):
+    with pytest.raises(OutputError, match="another token store: append_eos=True, not False"):
         run(source, tmp_path / "out", trained, append_eos=False)
+    with pytest.raises(OutputError, match="another token store: of other special tokens"):
+        run(source, tmp_path / "out", replace(trained, bos_id=1))
+    with pytest.raises(OutputError, match="another token store: of another tokenizer"):
+        run(source, tmp_path / "out", load_tokenizer("bytes"))
+    more = source / "zz.jsonl"
+    more.write_text('{"text": "one more"}\n')
+    with pytest.raises(OutputError, match=r"another token store: of other inputs, without this .*zz\.jsonl"):
+        run(source, tmp_path / "out", trained)
     assert digests(tmp_path / "out") == before
 
 

@@ -267,6 +267,10 @@ def test_a_directory_without_a_tokenizer_says_what_it_holds(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"no tokenizer at .*holds config\.json"):
         load_tokenizer(tmp_path)
+    for number in range(100):
+        (tmp_path / f"{number:03}.txt").write_text("")
+    with pytest.raises(TokenizerError, match=r"holds 000\.txt, .* and 93 more$"):
+        load_tokenizer(tmp_path)
 
 
 _FROM_HUB = """

@@ -63,6 +63,11 @@ class TokenStore:
         try:
             raw = directory.read("manifest.json")
         except FileNotFoundError:
+            if isinstance(directory.path, Path) and not directory.path.exists():
+                raise TokenStoreError(
+                    f"{directory.path} does not exist (working directory {Path.cwd()}); "
+                    f"give the store's directory or URL"
+                ) from None
             raise TokenStoreError(
                 f"{directory.path} is not a token store: it has no manifest.json. The manifest is written last, so an "
                 f"unfinished store has none; run the tokenization again"

@@ -8,14 +8,19 @@ from __future__ import annotations
 import dataclasses
 import json as jsonlib
 import os
+import re
 import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from marin_zephyr.errors import ZephyrError
 from marin_zephyr.progress import BarProgress, LogProgress, Progress
 
 Inputs = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="INPUT")]
+_LABEL, _WIDEST = 24, 48  # columns of the labels: at least; and what is longer stands out
 Format = Literal["jsonl", "json", "parquet", "arrow", "warc", "csv", "text"]
 
 
@@ -23,6 +28,16 @@ def shown_progress() -> Progress:
     """A bar on a terminal that can draw one, else lines."""
     is_capable = sys.stderr.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     return BarProgress() if is_capable else LogProgress()
+
+
+@contextmanager
+def told_in_flags() -> Generator[None]:
+    """What an error inside the block says of an argument of Python, it says of the command's flag."""
+    try:
+        yield
+    except ZephyrError as error:
+        error.args = (re.sub(r'\bon_error="?(\w+)"?', r"--on-error \1", str(error)), *error.args[1:])
+        raise
 
 
 def print_json(value: Any) -> None:
@@ -36,21 +51,25 @@ def print_report(report: Any, where: str, *, json: bool) -> int:
     if json:
         print_json(facts)
         return 0
-    _print_facts({name: value for name, value in facts.items() if value != where})
+    lines = list(_lines({name: value for name, value in facts.items() if value != where}))
+    width = max([_LABEL, *(len(label) for label, _ in lines if len(label) <= _WIDEST)])
+    for label, shown in lines:
+        print(f"{label:<{width}} {shown}")
     print(where)
     return 0
 
 
-def _print_facts(facts: dict[str, Any], prefix: str = "") -> None:
+def _lines(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """A label and what is to be shown beside it, for each fact."""
     for name, value in facts.items():
         name = prefix + name.replace("_", " ")
         match value:
             case dict():
-                _print_facts(value, f"{name} ")
+                yield from _lines(value, f"{name} ")
                 continue
             case list() | tuple() if any(isinstance(entry, dict) for entry in value):
                 for entry in value:
-                    _print_facts({n: v for n, v in entry.items() if n != "name"}, f"{entry.get('name', name)} ")
+                    yield from _lines({n: v for n, v in entry.items() if n != "name"}, f"{entry.get('name', name)} ")
                 continue
             case int():
                 shown = f"{value:,}"
@@ -62,4 +81,4 @@ def _print_facts(facts: dict[str, Any], prefix: str = "") -> None:
                 shown = jsonlib.dumps(value, ensure_ascii=False)
             case _:
                 shown = value
-        print(f"{name:<24} {shown}")
+        yield name, str(shown)

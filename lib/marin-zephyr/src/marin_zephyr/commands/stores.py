@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from marin_zephyr.commands.console import Inputs, print_json, print_report, shown_progress
+from marin_zephyr.commands.console import Inputs, print_json, print_report, shown_progress, told_in_flags
 from marin_zephyr.errors import UsageError
 
 Store = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="STORE")]
@@ -80,7 +80,7 @@ def tokenize(
 
     Args:
         inputs: files of any format, directories, globs or URLs.
-        tokenizer: a tokenizer.json or a directory with one, or `bytes`.
+        tokenizer: a tokenizer.json, a directory with one, a name on the hub (owner/name; extra `hf`), or `bytes`.
         out: the store to write.
         text_field: the column that holds the text.
         append_eos: end each document with the id that ends a sequence.
@@ -108,21 +108,22 @@ def tokenize(
         supervised = ChatFormat(template=chat_template, messages_field=messages_field or "messages")
     elif is_completion:
         supervised = CompletionFormat(prompt_field or "prompt", completion_field or "completion")
-    report = tokenize(
-        list(inputs),
-        out,
-        tokenizer=tokenizer,
-        workers=workers,
-        text_field=text_field,
-        append_eos=append_eos,
-        prepend_bos=prepend_bos,
-        part_tokens=part_tokens,
-        on_error=on_error,
-        max_bad=max_bad,
-        engine=engine,
-        supervised=supervised,
-        progress=shown_progress(),
-    )
+    with told_in_flags():
+        report = tokenize(
+            list(inputs),
+            out,
+            tokenizer=tokenizer,
+            workers=workers,
+            text_field=text_field,
+            append_eos=append_eos,
+            prepend_bos=prepend_bos,
+            part_tokens=part_tokens,
+            on_error=on_error,
+            max_bad=max_bad,
+            engine=engine,
+            supervised=supervised,
+            progress=shown_progress(),
+        )
     return print_report(report, out, json=json)
 
 

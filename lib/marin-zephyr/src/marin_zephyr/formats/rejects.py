@@ -16,12 +16,14 @@ import re
 from pathlib import Path
 from typing import IO, Any
 
+from marin_zephyr.durability import writing
 from marin_zephyr.errors import BadRecordError
 from marin_zephyr.formats.files import PART, SINK_MANIFEST, InputFile
 from marin_zephyr.nodes import OnError
 from marin_zephyr.reporting.quantities import clipped
 from marin_zephyr.reporting.refusals import Refused, add_refused
 
+ASIDE = 'pass on_error="quarantine" to set such records aside'
 _RAW_LIMIT = 1 << 20
 _SHOWN = 200
 _OBJECT = re.compile(r"^object [\d,]+: ")
@@ -33,10 +35,12 @@ class Desk:
     Args:
         policy: ``raise``, ``skip`` or ``quarantine``.
         path: the rejects file; made on the first reject and only under ``quarantine``.
+        aside: what else than a repair helps against a record that a reader refuses, for the message.
     """
 
-    def __init__(self, policy: OnError, path: Path) -> None:
+    def __init__(self, policy: OnError, path: Path, *, aside: str = ASIDE) -> None:
         self.policy = policy
+        self.aside = aside
         self.path = path
         if policy == "quarantine":
             self.path.unlink(missing_ok=True)  # an earlier try's
@@ -57,7 +61,7 @@ class Desk:
         self.num_records += rows
         where = ("" if line is None else f", line {line:,}") + ("" if offset is None else f", byte offset {offset:,}")
         if self.policy == "raise":
-            raise BadRecordError(f"{file.url}{where}: {reason}; {_fix(file)}")
+            raise BadRecordError(f"{file.url}{where}: {reason}; {_fix(file, self.aside)}")
         add_refused(self.refused, kind(reason), num_records=rows, example=f"{file.name}{where}: {reason}")
         if self.policy == "quarantine":
             kept = base64.b64encode(raw[:_RAW_LIMIT]).decode()
@@ -84,13 +88,15 @@ class Desk:
     def close(self) -> None:
         """Flushes the rejects file, if there is one."""
         if self._file is not None:
-            self._file.close()
+            with writing(self.path):
+                self._file.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("w", encoding="utf-8", newline="\n", errors="backslashreplace")
-        self._file.write(json.dumps(entry, ensure_ascii=False, default=_plain) + "\n")
+        with writing(self.path):
+            if self._file is None:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self.path.open("w", encoding="utf-8", newline="\n", errors="backslashreplace")
+            self._file.write(json.dumps(entry, ensure_ascii=False, default=_plain) + "\n")
 
 
 def kind(reason: str) -> str:
@@ -98,11 +104,11 @@ def kind(reason: str) -> str:
     return _OBJECT.sub("", reason).partition(": ")[0]
 
 
-def _fix(file: InputFile) -> str:
+def _fix(file: InputFile, aside: str) -> str:
     directory, _, name = file.url.rpartition("/")
     if "://" not in file.url and PART.fullmatch(name) and (Path(directory) / SINK_MANIFEST).is_file():
         return f"it was whole when it was written: delete {directory} and make it again"
-    return 'repair it, or pass on_error="quarantine" to set such records aside'
+    return f"repair it, or {aside}"
 
 
 def place(row: dict[str, Any]) -> str:

@@ -168,7 +168,8 @@ def _tokenizers_own(tokenizer: str | Path | None) -> str:
         found = named.get("default")
     if not isinstance(found, str):
         raise ChatTemplateError(
-            f"{directory} has no chat template, neither in chat_template.jinja nor in tokenizer_config.json; {advice}"
+            f"no chat template lies beside the tokenizer {tokenizer}, neither in chat_template.jinja nor in "
+            f"tokenizer_config.json; {advice}"
         )
     return found
 

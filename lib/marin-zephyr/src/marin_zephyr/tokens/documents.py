@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from marin_zephyr.errors import InputError, SchemaError
 from marin_zephyr.formats import infer, reader, remote
 from marin_zephyr.formats.files import REJECTS, UNKNOWN, InputFile, check_unchanged, list_files
-from marin_zephyr.formats.rejects import Desk
+from marin_zephyr.formats.rejects import ASIDE, Desk
 from marin_zephyr.formats.streams import blocks
 from marin_zephyr.nodes import RAW, FileSource, OnError, ReadOptions
 from marin_zephyr.reporting.refusals import Refused, check_limit, merge_refused
@@ -81,15 +81,17 @@ class Dirt:
         on_error: ``raise``, ``skip`` or ``quarantine``.
         max_bad: how many may be refused: a number, a share of the rows if below 1, or any number.
         directory: where rejects are kept under ``quarantine``.
+        aside: what else than a repair helps, for the message under ``raise``.
     """
 
     on_error: OnError
     max_bad: float | None
     directory: Path
+    aside: str = ASIDE
 
     def desk(self, name: str) -> Desk:
         """A desk with a rejects file of that name, which is written anew."""
-        return Desk(self.on_error, self.directory / name)
+        return Desk(self.on_error, self.directory / name, aside=self.aside)
 
     def check(self, refused: Refused, *, num_rows: int | None = None) -> None:
         """Raises `TooManyBadRecordsError` if more was refused than may be; a share is checked if the rows are known."""
@@ -158,7 +160,7 @@ def read_rows(
 
 def read_documents(files: Sequence[InputFile], *, text_field: str = "text") -> Iterator[Document]:
     """Yields every row of ``files`` as text; a null is an empty one. Raises as `read_rows` does."""
-    dirt = Dirt("raise", None, Path(REJECTS))
+    dirt = Dirt("raise", None, Path(REJECTS), aside="take what `zephyr normalize` makes of these inputs")
     for rows in read_rows(files, columns=(text_field,), text_columns=(text_field,), dirt=dirt):
         if isinstance(rows, Rows):
             texts = rows.frame[text_field].fill_null("")

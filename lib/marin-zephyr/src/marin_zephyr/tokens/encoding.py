@@ -12,6 +12,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from marin_zephyr.durability import sole_writer
 from marin_zephyr.errors import InputError, OutputError, UsageError
@@ -25,7 +26,7 @@ from marin_zephyr.tokens.chat import ChatEncoder, ChatFormat
 from marin_zephyr.tokens.completions import CompletionEncoder, CompletionFormat
 from marin_zephyr.tokens.documents import Dirt, FileEnd, input_files, read_rows
 from marin_zephyr.tokens.engines import EngineName, check_name, choose_engine
-from marin_zephyr.tokens.lineage import make_manifest, plan_digest, trace_inputs
+from marin_zephyr.tokens.lineage import make_manifest, plan_changes, plan_digest, trace_inputs
 from marin_zephyr.tokens.manifest import MANIFEST_FILE, Manifest
 from marin_zephyr.tokens.parallel_encoding import encode_rows
 from marin_zephyr.tokens.part_sequence import PartSequence
@@ -146,7 +147,7 @@ def tokenize(
     manifest = None
     with sole_writer(out), sole_writer(work):
         if (out / MANIFEST_FILE).exists():
-            manifest = _same_store(out, plan, dirt)
+            manifest = _same_store(out, loaded, {**lineage, "plan": plan}, dirt)
             reused, num_encoded = len(manifest.parts), 0
         else:
             resumption.check_output(out, work)
@@ -289,13 +290,16 @@ def _limit(max_bad: float | None, on_error: OnError) -> float | None:
     return int(max_bad)
 
 
-def _same_store(out: Path, plan: str, dirt: Dirt) -> Manifest:
+def _same_store(out: Path, tokenizer: Tokenizer, lineage: Mapping[str, Any], dirt: Dirt) -> Manifest:
     """The manifest of the store that stands there, if this call would make the same one."""
     manifest = TokenStore.open(out).manifest
     rejects = manifest.lineage.get("rejects")
-    if manifest.lineage.get("plan") != plan or (rejects and rejects["on_error"] != dirt.on_error):
+    changes = plan_changes(manifest, tokenizer, lineage)
+    if rejects and rejects["on_error"] != dirt.on_error:
+        changes = (*changes, f"on_error={rejects['on_error']!r}, not {dirt.on_error!r}")
+    if changes:
         raise OutputError(
-            f"{out} holds a token store of other inputs, settings or versions: choose another directory, or delete it"
+            f"{out} holds another token store: {'; '.join(changes)}. Choose another directory, or delete it"
         )
     if rejects:
         dirt.check(rejects["counts"], num_rows=rejects["num_rows"])

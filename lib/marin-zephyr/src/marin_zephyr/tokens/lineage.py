@@ -66,6 +66,28 @@ def plan_digest(tokenizer: Tokenizer, lineage: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps({**ids, **control, **lineage}, sort_keys=True).encode()).hexdigest()
 
 
+def plan_changes(store: Manifest, tokenizer: Tokenizer, lineage: Mapping[str, Any]) -> tuple[str, ...]:
+    """In what a store is not the one that a call would make, for a message; empty if it is.
+
+    Args:
+        store: its manifest.
+        tokenizer: the call's.
+        lineage: what `trace_inputs` said of the call, and its ``plan``.
+    """
+    if store.lineage.get("plan") == lineage["plan"]:
+        return ()
+    changes = [] if store.tokenizer_digest == tokenizer.digest else ["of another tokenizer"]
+    for group in ("settings", "tool"):
+        there, here = store.lineage.get(group, {}), lineage[group]
+        differing = (name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name))
+        changes += [f"{name}={there.get(name)!r}, not {here.get(name)!r}" for name in differing]
+    there = [{k: v for k, v in file.items() if k != "num_documents"} for file in store.lineage.get("inputs", ())]
+    if there != lineage["inputs"]:
+        first = next((file["name"] for file in lineage["inputs"] if file not in there), None)
+        changes.append("of other inputs" if first is None else f"of other inputs, without this {first}")
+    return tuple(changes or ["of other special tokens"])
+
+
 def make_manifest(
     sequence: PartSequence,
     tokenizer: Tokenizer,

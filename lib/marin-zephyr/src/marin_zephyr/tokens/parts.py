@@ -13,6 +13,7 @@ import json
 import os
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,8 +145,9 @@ class PartWriter:
         )
 
     def close(self) -> None:
-        """Gives the file back; a part that was not finished is not one."""
-        self._file.close()
+        """Gives the file back; a part that was not finished is not one, so that what cannot be flushed is no loss."""
+        with suppress(OSError):
+            self._file.close()
 
     def _write_block(self, block: bytearray) -> None:
         from isal import isal_zlib

@@ -22,6 +22,7 @@ _VOCAB_FILE, _MERGES_FILE = "vocab.json", "merges.txt"
 _CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 _MODEL_CONFIG_FILES = ("generation_config.json", "config.json")
 _ROLES = ("eos", "bos")
+_SHOWN_FILES = 8  # in a message
 _CONVERT = (
     "convert it once, where `transformers` is installed: "
     "python -c \"from transformers import AutoTokenizer as A; A.from_pretrained('{path}').save_pretrained('{path}')\""
@@ -68,7 +69,8 @@ def find_files(source: str | Path) -> TokenizerFiles:
         except OSError as error:
             reason = "" if isinstance(error, FileNotFoundError) else f" ({error.strerror})"
             raise TokenizerError(
-                f"no tokenizer at {file}{reason}: give a tokenizer.json, a directory that holds one, or 'bytes'"
+                f"no tokenizer at {file}{reason}: give a tokenizer.json, a directory that holds one, "
+                f"a repository's owner/name, or 'bytes'"
             ) from None
     configs = [_json_object(file.with_name(name)) for name in _CONFIG_FILES]
     models = [_json_object(file.with_name(name)) for name in _MODEL_CONFIG_FILES]
@@ -136,11 +138,17 @@ def _convert(directory: Path) -> bytes:
     if not any(name.endswith(".model") or name == "vocab.txt" for name in present):
         raise TokenizerError(
             f"no tokenizer at {directory / TOKENIZER_FILE}: "
-            f"the directory holds {', '.join(present) or 'no file of a tokenizer'}"
+            f"the directory holds {_named(present) or 'no file of a tokenizer'}"
         )
     raise TokenizerError(
-        f"{directory} holds {', '.join(present)} and no {TOKENIZER_FILE}: {_CONVERT.format(path=directory)}"
+        f"{directory} holds {_named(present)} and no {TOKENIZER_FILE}: {_CONVERT.format(path=directory)}"
     )
+
+
+def _named(files: list[str]) -> str:
+    """The first of ``files``, and how many more there are."""
+    more = len(files) - _SHOWN_FILES
+    return ", ".join(files[:_SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _byte_level(vocab: Path, merges: Path) -> bytes:
