@@ -167,11 +167,14 @@ def test_a_url_is_read_by_its_name(tmp_path: Path, write_jsonl):
 def test_plain_text_is_read_where_there_is_nothing_else(tmp_path: Path, write_jsonl, caplog):
     (tmp_path / "README.md").write_text("one\ntwo\n")
     assert texts(tmp_path) == ["one", "two"]
+    assert "plain text in 1 files: each line is a document" in caplog.text
+    caplog.clear()
     for name in ("a.jsonl", ".hidden.jsonl", "_manifest.jsonl", "rejects/r.jsonl"):
         write_jsonl(tmp_path / name, [name])
     (tmp_path / "LICENSE").write_text("mine")
     assert texts(tmp_path) == ["a.jsonl"]
     assert "2 of 3 files hold no records" in caplog.text
+    assert "plain text" not in caplog.text
 
 
 def test_blank_lines_are_no_rows(tmp_path: Path):

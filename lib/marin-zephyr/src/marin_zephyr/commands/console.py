@@ -36,7 +36,7 @@ def told_in_flags() -> Generator[None]:
     try:
         yield
     except ZephyrError as error:
-        error.args = (re.sub(r'\bon_error="?(\w+)"?', r"--on-error \1", str(error)), *error.args[1:])
+        error.args = (re.sub(r"""\bon_error=["']?(\w+)["']?""", r"--on-error \1", str(error)), *error.args[1:])
         raise
 
 

@@ -115,6 +115,11 @@ def input_files(inputs: str | Path | Sequence[str | Path]) -> tuple[InputFile, .
     files = {file.url: file for one in reversed(given) for file in reversed(_expand(str(one)))}
     if not files:
         raise InputError("no inputs were given: name at least one file, directory, glob or URL")
+    if num_texts := sum(file.format == "text" for file in files.values()):
+        logger.warning(
+            "plain text in %d files: each line is a document; `zephyr normalize --documents file` makes one of each file",
+            num_texts,
+        )
     return tuple(reversed(files.values()))
 
 
