@@ -117,7 +117,7 @@ def input_files(inputs: str | Path | Sequence[str | Path]) -> tuple[InputFile, .
         raise InputError("no inputs were given: name at least one file, directory, glob or URL")
     if num_texts := sum(file.format == "text" for file in files.values()):
         logger.warning(
-            "plain text in %d files: each line is a document; `zephyr normalize --documents file` makes one of each file",
+            "plain text in %d files: each line is a document; `zephyr normalize --documents file` makes each file one",
             num_texts,
         )
     return tuple(reversed(files.values()))
