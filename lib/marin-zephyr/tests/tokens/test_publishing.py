@@ -157,6 +157,9 @@ def test_the_command_takes_a_url(tmp_path: Path, memory: str, write_jsonl, monke
 
 def test_a_missing_extra_is_told_before_the_work(source: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "s3fs", None)
+    loaded = sys.modules["fsspec.registry"]._registry  # of clients that another test has used
+    for protocol in ("s3", "s3a"):
+        monkeypatch.delitem(loaded, protocol, raising=False)
     with pytest.raises(MissingExtraError, match=r"pip install 'marin-zephyr\[s3\]'"):
         tokenize(source, "s3://lab-without-client/store", tokenizer="no such file")
 
