@@ -178,20 +178,20 @@ def test_a_killed_upload_shows_no_store_and_is_taken_up(store: Path, tmp_path: P
         for name, value in {**client, "DEFAULT_REGION": "us-east-1"}.items():
             monkeypatch.setenv(f"AWS_{name}", value)
         s3 = boto3.client("s3", endpoint_url=address)
-        s3.create_bucket(Bucket="lab")
+        s3.create_bucket(Bucket="uploads")  # all servers of a process share their buckets
         code = "import sys; from marin_zephyr.tokens.publishing import publish_store; publish_store(*sys.argv[1:])"
-        upload = subprocess.Popen([sys.executable, "-c", code, str(store), "s3://lab/store"], env=dict(os.environ))
+        upload = subprocess.Popen([sys.executable, "-c", code, str(store), "s3://uploads/store"], env=dict(os.environ))
         deadline = time.monotonic() + 60
-        while s3.list_objects_v2(Bucket="lab")["KeyCount"] < 3 and upload.poll() is None:
+        while s3.list_objects_v2(Bucket="uploads")["KeyCount"] < 3 and upload.poll() is None:
             assert time.monotonic() < deadline
         upload.kill()
         upload.wait()
         if upload.returncode:  # the machine was too fast otherwise
             with pytest.raises(TokenStoreError, match="has no manifest"):
-                TokenStore.open("s3://lab/store", cache_dir=tmp_path / "cache")
-        done = publish_store(store, "s3://lab/store")
+                TokenStore.open("s3://uploads/store", cache_dir=tmp_path / "cache")
+        done = publish_store(store, "s3://uploads/store")
         assert done.num_sent < done.num_files
-        opened = TokenStore.open("s3://lab/store", cache_dir=tmp_path / "cache")
+        opened = TokenStore.open("s3://uploads/store", cache_dir=tmp_path / "cache")
         assert [opened.text(n) for n in range(60)] == TEXTS
         assert opened.verify() == ()
     finally:
