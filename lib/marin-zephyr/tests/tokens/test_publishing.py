@@ -182,7 +182,7 @@ def test_a_killed_upload_shows_no_store_and_is_taken_up(store: Path, tmp_path: P
         code = "import sys; from marin_zephyr.tokens.publishing import publish_store; publish_store(*sys.argv[1:])"
         upload = subprocess.Popen([sys.executable, "-c", code, str(store), "s3://lab/store"], env=dict(os.environ))
         deadline = time.monotonic() + 60
-        while s3.list_objects_v2(Bucket="lab")["KeyCount"] < 3 and upload.poll() is None:
+        while s3.list_objects_v2(Bucket="lab", Prefix="store/")["KeyCount"] < 3 and upload.poll() is None:
             assert time.monotonic() < deadline
         upload.kill()
         upload.wait()
