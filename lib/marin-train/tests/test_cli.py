@@ -148,5 +148,8 @@ def test_data_says_which_steps_another_mixture_changes(
     done = command("data", config_file, "--diff", other)
     assert done.out.splitlines()[0] == "12 of 12 steps differ, the first is step 0"
     assert json.loads(command("data", config_file, "--diff", config_file, "--json").out)["ranges"] == []
+    listed = json.loads(command("data", config_file, "--step", 2, "--json").out)
+    assert [row["row"] for row in listed] == list(range(values["batch_size"]))
+    assert "--step -1: must be 0 or more" in command("data", config_file, "--step", -1).err
     refused = command("data", config_file, "--steps", 0)
     assert (refused.code, "--steps 0: must be positive" in refused.err) == (2, True)

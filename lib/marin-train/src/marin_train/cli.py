@@ -137,10 +137,12 @@ def data(
     *,
     steps: int | None = None,
     diff: Path | None = None,
+    step: int | None = None,
     set_: Overrides = (),
     json: bool = False,
 ) -> None:
-    """Show what a run will take from each component of its mixture, or which of its steps another mixture changes.
+    """Show what a run takes from each component of its mixture, which of its steps another mixture changes, or what one
+    step is trained on.
 
     Example: marin-train data nano.toml --diff nano-more-code.toml
 
@@ -148,11 +150,12 @@ def data(
         config: the run's configuration, .json or .toml; its token stores are opened, no token is read.
         steps: steps to look at, instead of the run's.
         diff: another run's configuration, to compare the two mixtures step by step.
+        step: list this step's rows, counted from 0: component, sequence, and its tokens in the store.
         set_: override one field, by its dotted name; may be given again.
         json: print the result as JSON.
     """
     from marin_train.config_files import load
-    from marin_train.data import description, differences
+    from marin_train.data import description, differences, listing
     from marin_train.data.mixture import Mixture
     from marin_train.errors import ConfigError
 
@@ -160,8 +163,13 @@ def data(
     num_steps = runs[0].steps if steps is None else steps
     if num_steps < 1:
         raise ConfigError(f"--steps {num_steps}: must be positive")
+    if step is not None and (step < 0 or diff):
+        raise ConfigError(f"--step {step}: must be 0 or more, and not beside --diff")
     mixtures = [Mixture.open(run.data, batch_size=run.batch_size, vocab_size=run.model.vocab_size) for run in runs]
-    if diff:
+    if step is not None:
+        rows = listing.list_rows(mixtures[0], step)
+        _print([row.to_dict() for row in rows] if json else listing.to_text(rows, step=step))
+    elif diff:
         difference = differences.diff(*mixtures, steps=num_steps)
         _print(difference.to_dict() if json else differences.to_text(difference))
     else:

@@ -12,6 +12,7 @@
     mixture.py       the two joined: what each batch holds
     validation.py    a component's held-out sequences as batches
     description.py   what a run will take from each component, before it is run
+    listing.py       which tokens of which store each row of a step is
     differences.py   which steps of a run another mixture would change, and why
     loader.py        reads the next batches while the device computes
 

@@ -4,7 +4,6 @@ The numbers are those of the run itself, counted by the closed forms that make i
 token is read for them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -220,9 +219,6 @@ def _warnings(
     ]
     if late := [step for step, _ in begins if step >= steps]:
         found.append(f"the stages {_steps(late)} on never begin: the run has {steps:,} steps")
-    sums = [(step, math.fsum(weights.values())) for step, weights in begins if step < steps]
-    if uneven := [step for step, total in sums if not math.isclose(total, 1, rel_tol=1e-6)]:
-        found.append(f"weights {_steps(uneven)} on do not sum to 1; a share is a weight over their sum")
     if idle := [repr(c.name) for c in components if c.drawn == 0]:
         found.append(f"components never drawn: {_some(idle)}")
     for c in components:

@@ -60,6 +60,10 @@ class Packing(Protocol):
         """Writes the sequences of these numbers, Int64[n] each below ``num_sequences``, into those rows, Int64[n]."""
         ...
 
+    def extents(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where in the store's stream the sequences of these numbers begin, and their tokens there: Int64[n] twice."""
+        ...
+
     def read(self, numbers: np.ndarray) -> Sequences:
         """The sequences of these numbers, in this order."""
         out = self.empty(len(numbers))
@@ -94,6 +98,10 @@ class ContiguousPacking(Packing):
     def _borders(self) -> np.ndarray:
         return self._store.document_borders()
 
+    def extents(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the sequences of these numbers begin, and how many tokens they have."""
+        return np.asarray(numbers, np.int64) * self._seq_len, np.full(len(numbers), self._seq_len + 1)
+
     def empty(self, num: int) -> Sequences:
         """Room for so many sequences; every target counts."""
         positions = np.empty((num, self._seq_len), np.int32) if self._reset else None
@@ -102,7 +110,7 @@ class ContiguousPacking(Packing):
 
     def fill(self, out: Sequences, rows: np.ndarray, numbers: np.ndarray) -> None:
         """Writes the sequences of these numbers into those rows."""
-        width, starts = self._seq_len, np.asarray(numbers, np.int64) * self._seq_len
+        width, starts = self._seq_len, self.extents(numbers)[0]
         self._store.gather_into(out.tokens, rows, starts)
         if self._store.has_mask:
             out.loss_mask[rows] = self._store.gather_mask(starts + 1, width)
@@ -129,6 +137,10 @@ class DocumentPacking(Packing):
         self.num_sequences = self._plan.num_sequences
         self.num_padding, self.num_dropped = self._plan.num_padding, self._plan.num_dropped
 
+    def extents(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the sequences of these numbers begin, and how many tokens they have."""
+        return self._plan.locate(np.asarray(numbers, np.int64))
+
     def empty(self, num: int) -> Sequences:
         """Room for so many sequences."""
         tokens, shape = np.empty((num, self._seq_len + 1), np.int32), (num, self._seq_len)
@@ -139,7 +151,7 @@ class DocumentPacking(Packing):
         """Writes the sequences of these numbers into those rows; token ids and positions of the padding are 0."""
         assert out.segment_ids is not None
         room = self._seq_len + 1
-        starts, lengths = self._plan.locate(np.asarray(numbers, np.int64))
+        starts, lengths = self.extents(numbers)
         tokens, mask = _gather(self._store, starts, width=room)
         segments, columns = _documents_of(starts, starts + lengths, borders=self._borders, width=room)
         used = segments > 0
