@@ -26,12 +26,14 @@ class Rows:
             holds all of the record, as text: what lies nested there need not be of one type in all records.
         sources: String, one a row: the file that it first came from, as a corpus's column ``source`` says, else the
             input file's name.
+        num_bytes: about how much text they hold.
     """
 
     file: int
     first_row: int
     frame: "pl.DataFrame"
     sources: "pl.Series"
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,7 @@ def _runs(
         taken = slice(start, stop)
         # Of a frame of one row Polars copies all that it touches.
         run = frame if stop - start == frame.height else frame[taken]
-        yield Rows(number, first_row + start, run, sources[taken])
+        yield Rows(number, first_row + start, run, sources[taken], int(ends[stop - 1]) - before)
         start = stop
 
 

@@ -165,12 +165,14 @@ def _check(
     fast: Engine, reference: Engine, tokenizer: Tokenizer, sample: "Iterable[pa.LargeStringArray]"
 ) -> Mapping[str, int]:
     """Compares the engines on the edge_cases and the sample; raises `EngineRefusedError` at the first difference."""
-    import pyarrow as pa
+    import polars as pl
 
     counts = {"num_documents": 0, "num_bytes": 0}
-    edge_cases = pa.array([*EDGE_CASES, *_around_tokens(tokenizer)], pa.large_string())
+    # By way of Polars: Arrow's own way from Python to arrays loads pandas wherever that is installed.
+    strings = pl.Series([*EDGE_CASES, *_around_tokens(tokenizer)], dtype=pl.String)
+    edge_cases = strings.to_arrow(compat_level=pl.CompatLevel.oldest())
     for texts, is_of_corpus in chain([(edge_cases, False)], zip(sample, repeat(True))):
-        texts = texts.filter(pa.array(byte_lengths(texts) <= MOST_BYTES))
+        texts = texts.filter(pl.Series(byte_lengths(texts) <= MOST_BYTES).to_arrow())
         ids, lengths = fast.encode(texts)
         different = _difference(reference, texts, ids, lengths, range(len(texts)))
         if different is not None:
@@ -199,9 +201,10 @@ def _difference(
 ) -> tuple[int, str] | None:
     """The number of the first of ``which`` texts whose ids are not the reference's, and how they differ."""
     import numpy as np
+    import polars as pl
 
     numbers = np.asarray(which, np.int64)
-    right, counts = reference.encode(texts.take(numbers))
+    right, counts = reference.encode(texts.take(pl.Series(numbers).to_arrow()))
     ends, right_ends = np.cumsum(lengths), np.cumsum(counts)
     for place, number in enumerate(numbers.tolist()):
         said = ids[ends[number] - lengths[number] : ends[number]]

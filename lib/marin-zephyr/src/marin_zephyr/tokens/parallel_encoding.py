@@ -17,6 +17,9 @@ from contextlib import closing, contextmanager
 from marin_zephyr.tokens.batches import Encoded, RowEncoder, Rows
 from marin_zephyr.tokens.documents import FileEnd
 
+_AHEAD = 16
+"""MiB of text that may wait for a thread: readers give all runs of a block at once, and then none for a while."""
+
 type _Ahead = tuple[Rows, Future[Encoded]] | FileEnd | Exception
 
 
@@ -39,7 +42,7 @@ def encode_rows(
     with (
         _single_threaded_batches(),
         ThreadPoolExecutor(workers, "encode", set_up) as pool,
-        closing(_read_ahead(items, most=2 * workers)) as read,
+        closing(_read_ahead(items)) as read,
     ):
         try:
             for item in read:
@@ -60,10 +63,10 @@ def _result(item: _Ahead) -> tuple[Rows, Encoded] | FileEnd:
     return item if isinstance(item, FileEnd) else (item[0], item[1].result())
 
 
-def _read_ahead(items: Generator[Rows | FileEnd], *, most: int) -> Generator[Rows | FileEnd | Exception]:
-    """The same items, and the error that ends them as the last, read by a thread that is at most so many ahead."""
+def _read_ahead(items: Generator[Rows | FileEnd]) -> Generator[Rows | FileEnd | Exception]:
+    """The same items, and the error that ends them as the last, read by a thread that is `_AHEAD` ahead at most."""
     read: queue.SimpleQueue[Rows | FileEnd | Exception | None] = queue.SimpleQueue()
-    room = threading.Semaphore(most)
+    room = threading.Semaphore(_AHEAD)
     is_closed = threading.Event()
 
     def work() -> None:
@@ -71,7 +74,8 @@ def _read_ahead(items: Generator[Rows | FileEnd], *, most: int) -> Generator[Row
             with closing(items):
                 for item in items:
                     read.put(item)
-                    room.acquire()
+                    for _ in range(_size(item)):
+                        room.acquire()
                     if is_closed.is_set():
                         return
         except Exception as error:  # it is raised where its turn comes
@@ -83,11 +87,16 @@ def _read_ahead(items: Generator[Rows | FileEnd], *, most: int) -> Generator[Row
     try:
         while (item := read.get()) is not None:
             yield item
-            room.release()
+            room.release(_size(item))
     finally:
         is_closed.set()
-        room.release()
+        room.release(_AHEAD)
         thread.join()
+
+
+def _size(item: Rows | FileEnd | Exception) -> int:
+    """MiB that an item counts for; one larger than all that may wait waits alone."""
+    return min(max(1, item.num_bytes >> 20), _AHEAD) if isinstance(item, Rows) else 1
 
 
 @contextmanager

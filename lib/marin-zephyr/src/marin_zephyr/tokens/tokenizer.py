@@ -61,7 +61,7 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """The largest id plus one: what an embedding table must hold, also where ids have gaps."""
-        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        return _vocab_size(self.backend)
 
     @cached_property
     def backend(self) -> "tokenizers.Tokenizer":
@@ -136,12 +136,14 @@ def load_tokenizer(
     if eos is None and len(special) == 1:
         eos = special[0]
     control = {i for token in files.control if (i := backend.token_to_id(token)) is not None}
-    return Tokenizer(
+    loaded = Tokenizer(
         content=files.content,
         eos_id=_id(backend, eos, "eos", files.path),
         bos_id=_id(backend, bos, "bos", files.path),
         control_ids=tuple(sorted(control)),
     )
+    loaded.__dict__["vocab_size"] = _vocab_size(backend)  # cached: whoever encodes need not build another for it
+    return loaded
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -161,6 +163,10 @@ def byte_tokenizer() -> Tokenizer:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
     return Tokenizer(content=backend.to_str(pretty=True).encode(), eos_id=256, bos_id=None)
+
+
+def _vocab_size(backend: "tokenizers.Tokenizer") -> int:
+    return max(backend.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def _byte_symbols() -> list[str]:
