@@ -1,7 +1,7 @@
 """What a step is trained on, row by row: the component, its sequence, and where in its store that begins.
 
-It follows from manifests and the mixture alone, so it can be asked of any step of any run, before it or years after. The
-store tells the rest: `zephyr inspect STORE --token N` shows the document of a token, and the file that came from.
+It follows from manifests and the mixture alone, so it can be asked of any step of any run, before it or years after.
+The store tells the rest: `zephyr inspect STORE --token N` shows the document of a token, and the file that came from.
 """
 
 from dataclasses import asdict, dataclass
@@ -32,6 +32,11 @@ class RowListing:
     first_token: int
     num_tokens: int
 
+    @property
+    def last_token(self) -> int:
+        """The number of its last token in the store."""
+        return self.first_token + self.num_tokens - 1
+
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
         return asdict(self)
@@ -60,11 +65,10 @@ def list_rows(mixture: Mixture, step: int) -> list[RowListing]:
 
 def to_text(rows: list[RowListing], *, step: int) -> str:
     """The rows as a table, and how to go on from there."""
-    cells = [("row", "component", "sequence", "tokens")]
-    for r in rows:
-        cells.append(
-            (str(r.row), r.component, f"{r.sequence:,}", f"{r.first_token}-{r.first_token + r.num_tokens - 1}")
-        )
+    cells = [
+        ("row", "component", "sequence", "tokens"),
+        *((str(r.row), r.component, f"{r.sequence:,}", f"{r.first_token}-{r.last_token}") for r in rows),
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  ".join(c.ljust(w) if at == 1 else c.rjust(w) for at, (c, w) in enumerate(zip(line, widths, strict=True)))
