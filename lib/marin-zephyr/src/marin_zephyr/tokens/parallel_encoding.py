@@ -31,9 +31,13 @@ def encode_rows(
     An error, of ``items`` or of the encoder, is raised after all that lies before it was yielded.
     """
     local = threading.local()
+    given = deque([encoder])  # one thread takes it itself: it is built, and may have words in its cache
 
     def set_up() -> None:
-        local.encoder = encoder.replica()
+        try:
+            local.encoder = given.pop()
+        except IndexError:
+            local.encoder = encoder.replica()
 
     def encode(rows: Rows) -> Encoded:
         return local.encoder.encode(rows)
