@@ -8,11 +8,11 @@ and does no work. What the inputs were, the store tells (`lineage`).
 
 import os
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marin_zephyr.durability import sole_writer
 from marin_zephyr.errors import InputError, OutputError, UsageError
@@ -36,6 +36,9 @@ from marin_zephyr.tokens.sample import sample_texts
 from marin_zephyr.tokens.store import TokenStore
 from marin_zephyr.tokens.texts import HuggingFaceEngine, SpecialIds, TextEncoder
 from marin_zephyr.tokens.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,6 @@ def tokenize(
     loaded = load_tokenizer(tokenizer)
     specials = SpecialIds.of(loaded, append_eos=append_eos, prepend_bos=prepend_bos)
     files = _outside(input_files(inputs), out, work)
-    reference = HuggingFaceEngine(loaded)
     encoder = _row_encoder(tokenizer, loaded, specials, text_field=text_field, supervised=supervised)
     settings = {"append_eos": append_eos, "prepend_bos": prepend_bos, "part_tokens": part_tokens}
     lineage = trace_inputs(files, workers=workers, settings={**encoder.identity, **settings})
@@ -151,11 +153,7 @@ def tokenize(
             reused, num_encoded = len(manifest.parts), 0
         else:
             resumption.check_output(out, work)
-            wanted = engine if supervised is None else "tokenizers"
-            sample = sample_texts(files, text_field=text_field)
-            chosen, record = choose_engine(loaded, reference, sample, wanted=wanted)
-            if isinstance(encoder, TextEncoder):
-                encoder = encoder.using(chosen)
+            encoder, record = _with_engine(encoder, loaded, sample_texts(files, text_field=text_field), engine)
             parts = resumption.take_up(work, plan, on_error=on_error, engine=engine)
             sequence = PartSequence(
                 work,
@@ -182,6 +180,17 @@ def tokenize(
     if manifest is None:
         raise InputError(f"no document with text in {', '.join(file.url for file in files[:3])}")
     return _report(out, manifest, reused=reused, num_encoded=num_encoded, seconds=time.monotonic() - began)
+
+
+def _with_engine(
+    encoder: RowEncoder, tokenizer: Tokenizer, sample: "Iterator[pa.LargeStringArray]", wanted: EngineName
+) -> tuple[RowEncoder, dict[str, Any]]:
+    """The encoder with the engine that is to encode, and what the lineage says of it; only plain text has a choice."""
+    reference = HuggingFaceEngine(tokenizer)
+    if not isinstance(encoder, TextEncoder):
+        return encoder, choose_engine(tokenizer, reference, sample, wanted="tokenizers")[1]
+    engine, record = choose_engine(tokenizer, reference, sample, wanted=wanted)
+    return encoder.using(engine), record
 
 
 def _row_encoder(
