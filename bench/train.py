@@ -23,7 +23,7 @@ from marin_train.mesh import make_mesh
 from marin_train.policy import by_name
 from marin_train.train_step import Batch, init_state, make_train_step
 
-POLICIES = ("float32-blocked-keep-unroll", "bfloat16-blocked-keep-unroll", "bfloat16-blocked-remat-scan")
+POLICIES = ("float32-blocked-keep-unroll", "bfloat16-blocked-keep-unroll", "bfloat16-blocked-full-scan")
 
 
 def plain_parameters(model: ModelConfig) -> dict:

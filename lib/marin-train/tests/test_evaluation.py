@@ -12,6 +12,7 @@ from marin_train.checkpoints import load_model
 from marin_train.data.store import TokenStore
 from marin_train.errors import CheckpointError, ConfigError, TokenStoreError
 from marin_train.evaluation import evaluate
+from marin_train.models import decoder
 
 SEQ_LEN = 16
 
@@ -20,7 +21,7 @@ def _naive_nats(run: Path, store: Path) -> list[float]:
     """One token at a time, in the order of the stream: the loss of each given what precedes it in its window."""
     trained, data = load_model(run), TokenStore.open(store)
     family, config = models.family(trained.config.model), trained.config.model
-    forward = jax.jit(lambda m, t: family.forward(m, t, config=config, policy=trained.policy) @ family.head(m))
+    forward = jax.jit(lambda m, t: decoder.forward(m, t, config=config, policy=trained.policy) @ family.head(m))
     stream = [0, *data.read(0, data.num_tokens).tolist()]
     nats = []
     for target in range(1, len(stream)):

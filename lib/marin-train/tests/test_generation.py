@@ -10,6 +10,7 @@ from marin_train import models
 from marin_train.checkpoints import load_model
 from marin_train.errors import ConfigError
 from marin_train.generation import _draw, generate
+from marin_train.models import decoder
 
 PROMPTS = ["ABC", "", "#%'+"]
 WINDOW = 16
@@ -22,7 +23,7 @@ def _greedy(run: Path, *, max_new_tokens: int) -> list[str]:
     trained = load_model(run)
     config, tokenizer = trained.config.model, Tokenizer.from_file(str(trained.tokenizer_file))
     family = models.family(config)
-    forward = jax.jit(lambda m, t: family.forward(m, t, config=config, policy=trained.policy) @ family.head(m))
+    forward = jax.jit(lambda m, t: decoder.forward(m, t, config=config, policy=trained.policy) @ family.head(m))
     texts = []
     for prompt in PROMPTS:
         ids = [0, *tokenizer.encode(prompt).ids]

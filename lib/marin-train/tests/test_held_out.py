@@ -13,6 +13,7 @@ from marin_train.data.mixture import Mixture
 from marin_train.errors import ConfigError
 from marin_train.held_out import evaluate_held_out
 from marin_train.loop import train
+from marin_train.models import decoder
 
 
 def test_it_is_the_mean_over_the_sequences_that_were_never_trained_on(
@@ -27,7 +28,7 @@ def test_it_is_the_mean_over_the_sequences_that_were_never_trained_on(
     trained = load_model(run)
     family, config = models.family(trained.config.model), trained.config.model
     tokens = Mixture.open(data, batch_size=1).validation("some").batch(0, 4).tokens
-    forward = jax.jit(lambda m, t: family.forward(m, t, config=config, policy=trained.policy) @ family.head(m))
+    forward = jax.jit(lambda m, t: decoder.forward(m, t, config=config, policy=trained.policy) @ family.head(m))
     logits = np.asarray(forward(trained.model, tokens[:, :-1]), np.float64)
     of_targets = np.take_along_axis(logits, tokens[:, 1:, None].astype(np.int64), axis=-1)[..., 0]
     nats = np.log(np.exp(logits).sum(axis=-1)) - of_targets

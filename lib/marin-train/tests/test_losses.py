@@ -1,3 +1,4 @@
+import dataclasses
 from functools import partial
 
 import jax
@@ -7,7 +8,7 @@ import pytest
 
 from marin_train import losses
 from marin_train.configs import ModelConfig
-from marin_train.losses import Batch, batch_loss, summed_cross_entropy, token_losses
+from marin_train.losses import Batch, summed_cross_entropy, summed_loss, token_losses
 from marin_train.policy import Policy
 
 SHAPE = ModelConfig(
@@ -18,7 +19,11 @@ SHAPE = ModelConfig(
 POLICY = Policy(scan=True)
 # Compiled once for all tests: compiling is most of what they take.
 each_loss = jax.jit(partial(token_losses, config=SHAPE, policy=POLICY))
-whole_loss = jax.jit(partial(batch_loss, config=SHAPE, policy=POLICY), static_argnames="z_loss")
+whole_loss = jax.jit(partial(summed_loss, config=SHAPE, policy=POLICY), static_argnames="z_loss")
+
+
+def wide(vocab_size):
+    return dataclasses.replace(SHAPE, vocab_size=vocab_size)
 
 
 def random_batch(batch=2, seq_len=10, seed=0):
@@ -45,7 +50,7 @@ def test_blocks_equal_the_dense_formula_in_values_and_gradients(monkeypatch, z_l
 
     def blocked(hidden, head):
         objective, nll = summed_cross_entropy(
-            hidden, head, targets=targets, mask=mask, z_loss=z_loss, operands="float32"
+            hidden, head, targets=targets, mask=mask, z_loss=z_loss, config=wide(7), policy=Policy()
         )
         return 3.0 * objective, nll
 
@@ -69,19 +74,21 @@ def test_logits_of_the_whole_batch_never_exist(monkeypatch):
     targets, mask = jnp.zeros((2, 64), jnp.int32), jnp.ones((2, 64), bool)
 
     def cost(hidden, head):
-        return summed_cross_entropy(hidden, head, targets=targets, mask=mask, z_loss=0.0, operands="float32")[0]
+        return summed_cross_entropy(
+            hidden, head, targets=targets, mask=mask, z_loss=0.0, config=wide(head.shape[1]), policy=Policy()
+        )[0]
 
     compiled = jax.jit(jax.grad(cost, argnums=(0, 1))).lower(hidden, head).compile()
     all_logits = 4 * 2 * 64 * 1000
     assert compiled.memory_analysis().temp_size_in_bytes < all_logits / 2
 
 
-def test_the_batch_loss_is_the_sum_over_unmasked_tokens_by_their_number(draw_model):
+def test_the_sums_are_over_unmasked_tokens_alone(draw_model):
     batch, model = random_batch(), draw_model(SHAPE)
     each, loss = np.asarray(each_loss(model, batch)), whole_loss(model, batch)
     assert each.shape == batch.loss_mask.shape
     assert int(loss.num_tokens) == int(batch.loss_mask.sum())
-    np.testing.assert_allclose(loss.cross_entropy, np.mean(each[batch.loss_mask]), rtol=1e-6)
+    np.testing.assert_allclose(loss.cross_entropy, np.sum(each[batch.loss_mask]), rtol=1e-6)
     np.testing.assert_allclose(loss.objective, loss.cross_entropy)
 
 
@@ -91,7 +98,7 @@ def test_masked_targets_change_nothing(draw_model):
     mask, other = batch.loss_mask.copy(), batch.tokens.copy()
     mask[:, -1] = False
     other[:, -1] = (other[:, -1] + 1) % SHAPE.vocab_size
-    grad = jax.jit(jax.grad(lambda m, b: batch_loss(m, b, config=SHAPE, policy=POLICY).objective))
+    grad = jax.jit(jax.grad(lambda m, b: summed_loss(m, b, config=SHAPE, policy=POLICY).objective))
     gradients = (jax.tree.leaves(grad(model, Batch(tokens, mask))) for tokens in (batch.tokens, other))
     for a, b in zip(*gradients, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -111,6 +118,7 @@ def test_at_zero_logits_the_loss_is_the_log_of_the_vocabulary(draw_model):
 def test_the_z_loss_adds_the_weighted_square_of_the_log_normaliser(draw_model):
     model = jax.tree.map(jnp.zeros_like, draw_model(SHAPE))
     loss = whole_loss(model, random_batch(), z_loss=0.5)
+    loss = jax.tree.map(lambda x: x / loss.num_tokens, loss)
     log_vocab = np.log(SHAPE.vocab_size)
     np.testing.assert_allclose(loss.objective, log_vocab + 0.5 * log_vocab**2, rtol=1e-6)
     np.testing.assert_allclose(loss.cross_entropy, log_vocab, rtol=1e-6)

@@ -25,7 +25,7 @@ every_policy = st.builds(
     Policy,
     operands=st.sampled_from(["float32", "bfloat16"]),
     attention=st.sampled_from(["reference", "blocked"]),
-    remat=st.booleans(),
+    remat=st.sampled_from(["keep", "full", "dots", "named"]),
     scan=st.booleans(),
 )
 
@@ -43,7 +43,7 @@ def test_an_unknown_policy_is_refused_with_an_example():
 
 def test_a_pinned_policy_is_taken_unmeasured(monkeypatch):
     monkeypatch.setattr(policies, "_fastest", lambda *_, **__: pytest.fail("it measured"))
-    pinned = "bfloat16-blocked-remat-scan"
+    pinned = "bfloat16-blocked-full-scan"
     assert choose(dataclasses.replace(RUN, policy=pinned)).name == pinned
 
 
@@ -90,7 +90,7 @@ def test_no_candidate_is_begun_that_would_not_be_done_in_time(monkeypatch):
     def run():
         clock.now += 0.25
 
-    candidates = [Policy(), Policy(scan=True), Policy(remat=True), Policy(remat=True, scan=True)]
+    candidates = [Policy(), Policy(scan=True), Policy(remat="full"), Policy(remat=True, scan=True)]
     policies._fastest({policy: probe(policy) for policy in candidates}, what="a test", deadline=8.0)
     assert tried == candidates[:2]
     assert clock.now == 8.0  # two compiled and run, and three more runs of each
@@ -99,7 +99,7 @@ def test_no_candidate_is_begun_that_would_not_be_done_in_time(monkeypatch):
 def test_the_fastest_wins_and_one_that_cannot_run_is_no_candidate():
     import jax
 
-    slow, fast, broken = Policy(), Policy(scan=True), Policy(remat=True)
+    slow, fast, broken = Policy(), Policy(scan=True), Policy(remat="full")
     calls = {slow: 3_000_000, fast: 1}
 
     def probe(policy):

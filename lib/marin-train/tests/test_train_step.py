@@ -21,8 +21,9 @@ from marin_train.configs import (
     TrainConfig,
 )
 from marin_train.errors import ConfigError  # noqa: F401 - the child process reads it here
-from marin_train.losses import Batch, batch_loss
+from marin_train.losses import Batch, summed_loss
 from marin_train.mesh import make_mesh
+from marin_train.models import decoder
 from marin_train.policy import Policy
 from marin_train.train_step import init_state, make_train_step
 
@@ -38,7 +39,7 @@ RUN = TrainConfig(
     mesh=MeshConfig(data=1),
 )
 PLAIN = Policy(scan=True)
-ROUNDED = Policy(operands="bfloat16", attention="blocked", remat=True, scan=True)
+ROUNDED = Policy(operands="bfloat16", attention="blocked", remat="full", scan=True)
 
 
 def random_batch(seed):
@@ -108,7 +109,7 @@ def test_the_next_token_is_learnt_and_not_the_one_it_reads():
     state, _ = run([counting_batch(seed) for seed in range(RUN.steps)], policy=PLAIN)
     family = models.family(RUN.model)
     tokens = jnp.arange(12, dtype=jnp.int32)[None]
-    hidden = jax.jit(functools.partial(family.forward, config=RUN.model, policy=PLAIN))(state.model, tokens)
+    hidden = jax.jit(functools.partial(decoder.forward, config=RUN.model, policy=PLAIN))(state.model, tokens)
     predicted = jnp.argmax(hidden @ family.head(state.model), axis=-1)
     np.testing.assert_array_equal(predicted, (tokens + 5) % 16)
 
@@ -124,14 +125,15 @@ def test_rounded_operands_reach_the_loss_of_float32_within_a_hundredth():
 @functools.cache
 def loss_and_gradient(policy):
     def loss(model):
-        return batch_loss(model, random_batch(0), config=RUN.model, policy=policy).objective
+        sums = summed_loss(model, random_batch(0), config=RUN.model, policy=policy)
+        return sums.objective / sums.num_tokens
 
     return jax.jit(jax.value_and_grad(loss))(start(RUN).model)
 
 
 @pytest.mark.parametrize(
     "policy",
-    [Policy(attention="blocked"), Policy(attention="blocked", remat=True, scan=True)],
+    [Policy(attention="blocked"), Policy(attention="blocked", remat="full", scan=True)],
     ids=lambda policy: policy.name,
 )
 def test_policies_of_equal_precision_give_equal_losses_and_gradients(policy):

@@ -12,12 +12,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from marin_train.configs import (
+    BatchStage,
     Component,
     DataConfig,
+    GuardConfig,
     MeshConfig,
     ModelConfig,
     OptimizerConfig,
     PackingConfig,
+    RopeScaling,
     ScheduleConfig,
     ShuffleConfig,
     SimulatedEpoching,
@@ -49,6 +52,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "BatchStage",
     "CheckpointError",
     "Component",
     "ConfigError",
@@ -56,12 +60,14 @@ __all__ = [
     "DivergedError",
     "Evaluation",
     "ExhaustedError",
+    "GuardConfig",
     "InterruptedRunError",
     "MarinTrainError",
     "MeshConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PackingConfig",
+    "RopeScaling",
     "ScheduleConfig",
     "ShuffleConfig",
     "SimulatedEpoching",

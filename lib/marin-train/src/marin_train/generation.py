@@ -145,17 +145,17 @@ def _make_step(trained: TrainedModel, *, temperature: float, top_p: float) -> Ca
     import jax
     import jax.numpy as jnp
 
-    from marin_train import models
-    from marin_train.blocks import contract
+    from marin_train.models import family
+    from marin_train.models.decoder import decode, logits
 
     config, policy, eos = trained.config.model, trained.policy, trained.special_ids["eos"]
-    family = models.family(config)
+    head = family(config).head
 
     def step(model: Any, rows: _Rows, past: "Past", at: "Array", stops: "Array", key: "Array") -> tuple[_Rows, "Past"]:
-        hidden, past = family.decode(model, rows.tokens[:, at], past, at=at, config=config, policy=policy)
-        logits = contract("bd,dv->bv", hidden, family.head(model), operands=policy.operands)
+        hidden, past = decode(model, rows.tokens[:, at][:, None], past, at=at, config=config, policy=policy)
+        scores = logits(hidden, head(model), config=config, policy=policy)[:, 0]
         keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), at + 1))(jnp.arange(stops.size))
-        drawn = jax.vmap(lambda k, row: _draw(k, row, temperature=temperature, top_p=top_p))(keys, logits)
+        drawn = jax.vmap(lambda k, row: _draw(k, row, temperature=temperature, top_p=top_p))(keys, scores)
         at_end = rows.ends == at + 1
         done = rows.done | (at_end & (drawn == eos) if eos is not None else False)
         grows = at_end & ~done

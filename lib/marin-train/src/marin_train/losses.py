@@ -20,16 +20,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from marin_train import models
 from marin_train.blocks import contract
 from marin_train.configs import ModelConfig
-from marin_train.policy import Operands, Policy
+from marin_train.models import family
+from marin_train.models.decoder import forward, logits
+from marin_train.policy import Policy
 
 BLOCK_TOKENS = 512
 """Tokens a block, over the batch: logits of a block stay within a few tens of megabytes."""
 
 
 _Sums = tuple[Float[Array, ""], Float[Array, ""]]
+_How = tuple[float, ModelConfig, Policy]
 
 
 class Batch(NamedTuple):
@@ -48,12 +50,13 @@ class Batch(NamedTuple):
     positions: Int[Array, "batch seq"] | None = None
 
 
-class BatchLoss(NamedTuple):
-    """What a batch costs. Only `objective` has a gradient.
+class LossSums(NamedTuple):
+    """What a batch, or a part of one, costs; divided by the global batch's `num_tokens`, its loss. Only `objective` has
+    a gradient.
 
     Args:
-        objective: mean cross-entropy of the unmasked tokens plus the z-loss.
-        cross_entropy: the mean cross-entropy alone, nats a token.
+        objective: sum over unmasked tokens of the cross-entropy plus the z-loss.
+        cross_entropy: that of the cross-entropy alone, nats.
         num_tokens: the number of unmasked tokens.
     """
 
@@ -64,32 +67,31 @@ class BatchLoss(NamedTuple):
 
 def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq"]:
     """The cross-entropy of every prediction in nats, masked or not."""
-    hidden, head = _hidden(model, batch, config=config, policy=policy), models.family(config).head(model)
+    hidden, head = _hidden(model, batch, config=config, policy=policy), family(config).head(model)
 
     def block(_: None, xs: _Block) -> tuple[None, Array]:
-        return None, _nll_and_lse(_logits(xs.hidden, head, operands=policy.operands), xs.targets)[0]
+        return None, _nll_and_lse(logits(xs.hidden, head, config=config, policy=policy), xs.targets)[0]
 
     _, losses = jax.lax.scan(block, None, _in_blocks(hidden, targets=batch.tokens[:, 1:], mask=batch.loss_mask))
     return _joined(losses, seq_len=hidden.shape[1])
 
 
-def batch_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy, z_loss: float = 0.0) -> BatchLoss:
-    """The loss of the global batch: a sum over unmasked tokens by their number. All masked, it is 0."""
+def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy, z_loss: float = 0.0) -> LossSums:
+    """The sums over the unmasked tokens of a batch."""
     objective, cross_entropy = summed_cross_entropy(
         _hidden(model, batch, config=config, policy=policy),
-        models.family(config).head(model),
+        family(config).head(model),
         targets=batch.tokens[:, 1:],
         mask=batch.loss_mask,
         z_loss=z_loss,
-        operands=policy.operands,
+        config=config,
+        policy=policy,
     )
-    num_tokens = jnp.sum(batch.loss_mask, dtype=jnp.int32)
-    scale = 1.0 / jnp.maximum(num_tokens, 1).astype(jnp.float32)
-    return BatchLoss(objective * scale, cross_entropy * scale, num_tokens)
+    return LossSums(objective, cross_entropy, jnp.sum(batch.loss_mask, dtype=jnp.int32))
 
 
 def _hidden(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq embed"]:
-    return models.family(config).forward(
+    return forward(
         model,
         batch.tokens[:, :-1],
         config=config,
@@ -106,13 +108,14 @@ def summed_cross_entropy(
     targets: Int[Array, "batch seq"],
     mask: Bool[Array, "batch seq"],
     z_loss: float,
-    operands: Operands,
+    config: ModelConfig,
+    policy: Policy,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sums over unmasked tokens of the cross-entropy plus ``z_loss * logsumexp(logits) ** 2``, and of the former alone.
 
     Only the first has a gradient.
     """
-    objective, cross_entropy = _summed(z_loss, operands, hidden, head, targets, mask)
+    objective, cross_entropy = _summed((z_loss, config, policy), hidden, head, targets, mask)
     return objective, jax.lax.stop_gradient(cross_entropy)
 
 
@@ -124,30 +127,35 @@ class _Block(NamedTuple):
     mask: Bool[Array, "*blocks batch width"]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _summed(z_loss: float, operands: Operands, hidden: Array, head: Array, targets: Array, mask: Array) -> _Sums:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed(how: _How, hidden: Array, head: Array, targets: Array, mask: Array) -> _Sums:
+    z_loss, config, policy = how
+
     def block(sums: _Sums, xs: _Block) -> tuple[_Sums, None]:
-        nll, lse = _nll_and_lse(_logits(xs.hidden, head, operands=operands), xs.targets)
+        nll, lse = _nll_and_lse(logits(xs.hidden, head, config=config, policy=policy), xs.targets)
         return _added(sums, nll, lse=lse, mask=xs.mask, z_loss=z_loss), None
 
     return jax.lax.scan(block, (jnp.zeros(()), jnp.zeros(())), _in_blocks(hidden, targets=targets, mask=mask))[0]
 
 
 def _summed_forward(
-    z_loss: float, operands: Operands, hidden: Array, head: Array, targets: Array, mask: Array
+    how: _How, hidden: Array, head: Array, targets: Array, mask: Array
 ) -> tuple[_Sums, tuple[Array, Array]]:
+    z_loss, config, policy = how
     vocabulary = jnp.arange(head.shape[1])
 
     def block(carry: tuple[_Sums, Array], xs: _Block) -> tuple[tuple[_Sums, Array], Array]:
         sums, head_gradient = carry
-        logits = _logits(xs.hidden, head, operands=operands)
-        nll, lse = _nll_and_lse(logits, xs.targets)
-        probability = jnp.exp(logits - lse[..., None])
+        scores = logits(xs.hidden, head, config=config, policy=policy)
+        nll, lse = _nll_and_lse(scores, xs.targets)
+        probability = jnp.exp(scores - lse[..., None])
         is_target = xs.targets[..., None] == vocabulary
         slope = probability * (1.0 + 2.0 * z_loss * lse)[..., None] - is_target
         slope = jnp.where(xs.mask[..., None], slope, 0.0)
-        hidden_gradient = contract("bsv,dv->bsd", slope, head, operands=operands)
-        head_gradient += contract("bsd,bsv->dv", xs.hidden, slope, operands=operands)
+        if config.logit_softcap is not None:
+            slope *= jnp.where(jnp.isfinite(scores), 1.0 - jnp.square(scores / config.logit_softcap), 0.0)
+        hidden_gradient = contract("bsv,dv->bsd", slope, head, policy=policy)
+        head_gradient += contract("bsd,bsv->dv", xs.hidden, slope, policy=policy, result="float32")
         return (_added(sums, nll, lse=lse, mask=xs.mask, z_loss=z_loss), head_gradient), hidden_gradient
 
     start = ((jnp.zeros(()), jnp.zeros(())), jnp.zeros_like(head))
@@ -156,11 +164,9 @@ def _summed_forward(
     return sums, (_joined(hidden_gradients, seq_len=hidden.shape[1]), head_gradient)
 
 
-def _summed_backward(
-    z_loss: float, operands: Operands, gradients: tuple[Array, Array], cotangents: _Sums
-) -> tuple[Array, Array, None, None]:
+def _summed_backward(how: _How, gradients: tuple[Array, Array], cotangents: _Sums) -> tuple[Array, Array, None, None]:
     hidden_gradient, head_gradient = gradients
-    return cotangents[0] * hidden_gradient, cotangents[0] * head_gradient, None, None
+    return (cotangents[0] * hidden_gradient).astype(hidden_gradient.dtype), cotangents[0] * head_gradient, None, None
 
 
 _summed.defvjp(_summed_forward, _summed_backward)
@@ -188,10 +194,6 @@ def _joined(blocks: Array, *, seq_len: int) -> Array:
     return joined.reshape(joined.shape[0], -1, *joined.shape[3:])[:, :seq_len]
 
 
-def _logits(hidden: Array, head: Array, *, operands: Operands) -> Float[Array, "batch width vocab"]:
-    return contract("bsd,dv->bsv", hidden, head, operands=operands)
-
-
-def _nll_and_lse(logits: Array, targets: Array) -> tuple[Array, Array]:
-    lse = jax.nn.logsumexp(logits, axis=-1)
-    return lse - jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0], lse
+def _nll_and_lse(scores: Array, targets: Array) -> tuple[Array, Array]:
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    return lse - jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0], lse

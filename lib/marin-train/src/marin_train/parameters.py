@@ -98,9 +98,9 @@ def matrix(
     )
 
 
-def gain(path: str, size: int, *, dim: str, hf_key: str) -> Parameter:
-    """A vector of element-wise factors that starts at 1."""
-    return Parameter(path=path, shape=(size,), dims=(dim,), role="gain", init=Constant(1.0), hf_key=hf_key)
+def gain(path: str, size: int, *, dim: str, hf_key: str, init: float = 1.0) -> Parameter:
+    """A vector of element-wise factors that starts at `init`: 1, or 0 where 1 is added to it."""
+    return Parameter(path=path, shape=(size,), dims=(dim,), role="gain", init=Constant(init), hf_key=hf_key)
 
 
 def stacked(parameters: Iterable[Parameter], *, path: str, num_layers: int, hf_key: str) -> tuple[Parameter, ...]:

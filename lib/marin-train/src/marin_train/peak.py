@@ -7,14 +7,14 @@ the run's policy, of which utilisation is a fraction, and the plain float32 rate
 
 import time
 
-from marin_train.policy import Operands
+from marin_train.policy import Policy, Precision
 
 _SIZE = 1024
 """Large enough to reach the peak, small enough that one of many repetitions runs undisturbed."""
 _SECONDS = 0.25
 
 
-def peak_flops(operands: Operands) -> float:
+def peak_flops(operands: Precision) -> float:
     """The best rate of a square float32 product, over all devices: FLOP/s, two a multiply-add.
 
     Args:
@@ -26,7 +26,7 @@ def peak_flops(operands: Operands) -> float:
     from marin_train.blocks import contract
 
     a = jnp.ones((_SIZE, _SIZE), jnp.float32)
-    product = jax.jit(lambda x, y: contract("mk,kn->mn", x, y, operands=operands))
+    product = jax.jit(lambda x, y: contract("mk,kn->mn", x, y, policy=Policy(operands=operands)))
     product(a, a).block_until_ready()
     best, stop = float("inf"), time.perf_counter() + _SECONDS
     while time.perf_counter() < stop:

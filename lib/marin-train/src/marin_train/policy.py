@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from marin_train.errors import ConfigError
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Operands = Literal["float32", "bfloat16"]
-Backend = Literal["reference", "blocked"]
+Precision = Literal["float32", "bfloat16"]
+Backend = Literal["reference", "blocked", "dot_product", "splash"]
+Remat = Literal["keep", "full", "dots", "named"]
 
 SECONDS = 6.0
 """What a choice may take. A candidate that would not be done by then, judged by the slowest before it, is not tried."""
@@ -43,22 +44,28 @@ class Policy:
     """How a step is computed.
 
     Args:
-        operands: the type to which operands of matrix products are rounded; results are float32 always.
+        operands: the type to which operands of matrix products are rounded; they are accumulated in float32 always.
+        activations: the type of what layers hand on; parameters, gradients, norms and losses are float32 always.
         attention: the body of causal attention.
-        remat: whether the backward pass recomputes a layer from its input rather than keeping what it computed.
+        remat: what the backward pass recomputes of a layer: nothing (``keep``); all, from its input (``full``); all
+            but matrix products (``dots``); all but the arrays that blocks name as dear (``named``).
         scan: whether layers are a compiled loop rather than unrolled.
     """
 
-    operands: Operands = "float32"
+    operands: Precision = "float32"
+    activations: Precision = "float32"
     attention: Backend = "reference"
-    remat: bool = False
+    remat: Remat = "keep"
     scan: bool = False
 
     @property
     def name(self) -> str:
-        """Its parts joined by dashes, in order: ``bfloat16-blocked-remat-unroll``."""
-        remat, scan = "remat" if self.remat else "keep", "scan" if self.scan else "unroll"
-        return f"{self.operands}-{self.attention}-{remat}-{scan}"
+        """Its parts joined by dashes, in order: ``bfloat16-blocked-full-unroll``.
+
+        The first is ``mixed`` where operands and activations both are bfloat16.
+        """
+        precision = "mixed" if self.activations == "bfloat16" else self.operands
+        return f"{precision}-{self.attention}-{self.remat}-{'scan' if self.scan else 'unroll'}"
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as JSON-able values."""
@@ -84,10 +91,10 @@ def by_name(name: str) -> Policy:
 
 def _all() -> list[Policy]:
     return [
-        Policy(operands=operands, attention=attention, remat=remat, scan=scan)
-        for operands in ("float32", "bfloat16")
-        for attention in ("reference", "blocked")
-        for remat in (False, True)
+        Policy(operands=operands, activations=activations, attention=attention, remat=remat, scan=scan)
+        for operands, activations in (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
+        for attention in get_args(Backend)
+        for remat in get_args(Remat)
         for scan in (False, True)
     ]
 
@@ -113,10 +120,10 @@ def choose(config: "TrainConfig") -> Policy:
         deadline=math.inf,
     ).operands
     candidates = [
-        Policy(operands=operands, attention="blocked", remat=True, scan=True),
-        Policy(operands=operands, attention="blocked", remat=False, scan=False),
-        Policy(operands=operands, attention="reference", remat=False, scan=False),
-        Policy(operands=operands, attention="blocked", remat=False, scan=True),
+        Policy(operands=operands, attention="blocked", remat="full", scan=True),
+        Policy(operands=operands, attention="blocked", remat="keep", scan=False),
+        Policy(operands=operands, attention="reference", remat="keep", scan=False),
+        Policy(operands=operands, attention="blocked", remat="keep", scan=True),
     ]
     if time.perf_counter() - start > SECONDS / 3:
         logger.info("policy %s: taken unmeasured, for lack of time", candidates[0].name)
@@ -176,7 +183,7 @@ def _best_seconds(runs: dict[Policy, Callable[[], object]], *, deadline: float) 
     return seconds
 
 
-def _product_probe(config: "TrainConfig", *, operands: Operands) -> Callable[[], object]:
+def _product_probe(config: "TrainConfig", *, operands: Precision) -> Callable[[], object]:
     import jax
     import jax.numpy as jnp
 
@@ -186,7 +193,7 @@ def _product_probe(config: "TrainConfig", *, operands: Operands) -> Callable[[],
     x, weight = jnp.ones((rows, model.hidden_dim)), jnp.ones((model.hidden_dim, model.mlp_dim))
 
     def cost(x: jax.Array, weight: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.square(contract("td,df->tf", x, weight, operands=operands)))
+        return jnp.sum(jnp.square(contract("td,df->tf", x, weight, policy=Policy(operands=operands))))
 
     return partial(jax.jit(jax.grad(cost, argnums=(0, 1))), x, weight)
 
@@ -196,6 +203,7 @@ def _layers_probe(config: "TrainConfig", *, policy: Policy) -> Callable[[], obje
     import jax.numpy as jnp
 
     from marin_train import models
+    from marin_train.models.decoder import forward
     from marin_train.parameters import build
 
     shape = dataclasses.replace(config.model, num_layers=min(2, config.model.num_layers), vocab_size=256)
@@ -205,6 +213,6 @@ def _layers_probe(config: "TrainConfig", *, policy: Policy) -> Callable[[], obje
     tokens = jnp.zeros((max(1, min(config.batch_size, PROBE_TOKENS // seq_len)), seq_len), jnp.int32)
 
     def cost(model: Any) -> jax.Array:
-        return jnp.sum(jnp.square(family.forward(model, tokens, config=shape, policy=policy)))
+        return jnp.sum(jnp.square(forward(model, tokens, config=shape, policy=policy)))
 
     return partial(jax.jit(jax.grad(cost)), model)

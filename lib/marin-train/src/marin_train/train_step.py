@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 
 from marin_train import models
 from marin_train.configs import TrainConfig
-from marin_train.losses import Batch, batch_loss
+from marin_train.losses import Batch, summed_loss
 from marin_train.mesh import check_batch_size, sharding
 from marin_train.optim import make_optimizer, make_schedule
 from marin_train.parameters import init_model, map_parameters
@@ -79,16 +79,17 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> Train
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         def objective(model: Any) -> tuple[Array, Any]:
-            loss = batch_loss(model, batch, config=config.model, policy=policy, z_loss=config.z_loss)
-            return loss.objective, loss
+            sums = summed_loss(model, batch, config=config.model, policy=policy, z_loss=config.z_loss)
+            scale = 1.0 / jnp.maximum(sums.num_tokens, 1).astype(jnp.float32)
+            return sums.objective * scale, (sums, scale)
 
-        gradients, loss = jax.grad(objective, has_aux=True)(state.model)
+        gradients, (sums, scale) = jax.grad(objective, has_aux=True)(state.model)
         updates, opt_state = optimizer.update(gradients, state.opt_state, state.model)
         metrics: dict[str, Any] = {
-            "loss": loss.cross_entropy,
+            "loss": sums.cross_entropy * scale,
             "grad_norm": optax.tree.norm(gradients),
             "lr": schedule(state.step),
-            "num_tokens": loss.num_tokens,
+            "num_tokens": sums.num_tokens,
         }
         model = optax.apply_updates(state.model, updates)
         return TrainState(model=model, opt_state=opt_state, step=state.step + 1), metrics

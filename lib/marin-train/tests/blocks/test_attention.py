@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 
 from marin_train.blocks.attention import attend
+from marin_train.blocks.scoring import Scoring
+from marin_train.policy import Policy
+
+SCORING = Scoring(scale=0.5)
 
 
 def arrays(seq_len, num_heads, num_kv_heads, *, batch=2, head_dim=4):
@@ -14,7 +18,14 @@ def arrays(seq_len, num_heads, num_kv_heads, *, batch=2, head_dim=4):
 
 def values_and_grads(backend, query, key, value, above, *, segment_ids=None, operands="float32"):
     def cost(query, key, value):
-        mixed = attend(query, key, value=value, segment_ids=segment_ids, operands=operands, backend=backend)
+        mixed = attend(
+            query,
+            key,
+            value=value,
+            segment_ids=segment_ids,
+            scoring=SCORING,
+            policy=Policy(operands=operands, attention=backend),
+        )
         return jnp.sum(mixed * above), mixed
 
     (_, mixed), grads = jax.jit(jax.value_and_grad(cost, argnums=(0, 1, 2), has_aux=True))(query, key, value)
@@ -52,7 +63,9 @@ def test_nothing_is_seen_of_the_future_or_of_another_segment(backend):
 
     @jax.jit
     def mixed(key, value):
-        return attend(query, key, value=value, segment_ids=segment_ids, operands="float32", backend=backend)
+        return attend(
+            query, key, value=value, segment_ids=segment_ids, scoring=SCORING, policy=Policy(attention=backend)
+        )
 
     def changed_by(position):
         moved = [x + 9.0 * (np.arange(140) == position)[:, None, None].astype(np.float32) for x in rest]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from marin_train.blocks import contract
+from marin_train.policy import Policy
 
 SPECS = [
     ("bsd,df->bsf", (2, 5, 7), (7, 3)),
@@ -20,7 +21,7 @@ def operands(shape_a, shape_b):
 
 def value_and_grads(spec, a, b, kind):
     def cost(a, b):
-        return jnp.sum(jnp.sin(contract(spec, a, b, operands=kind)))
+        return jnp.sum(jnp.sin(contract(spec, a, b, policy=Policy(operands=kind))))
 
     return jax.jit(jax.value_and_grad(cost, argnums=(0, 1)))(a, b)
 
@@ -39,7 +40,7 @@ def test_rounded_operands_agree_with_float32_to_their_precision_in_values_and_gr
 def test_products_of_numbers_that_bfloat16_holds_are_exact_sums_in_float32():
     a = jnp.full((1, 4096), 1.0)
     b = jnp.full((4096, 1), 1.0).at[0, 0].set(2.0**-8)
-    result = jax.jit(lambda a, b: contract("ij,jk->ik", a, b, operands="bfloat16"))(a, b)
+    result = jax.jit(lambda a, b: contract("ij,jk->ik", a, b, policy=Policy(operands="bfloat16")))(a, b)
     assert float(result[0, 0]) == 4095 + 2.0**-8
 
 
@@ -47,7 +48,7 @@ def test_no_product_forward_or_backward_has_a_float32_operand():
     a, b = operands((2, 5, 7), (7, 3))
 
     def cost(a, b):
-        return jnp.sum(contract("bsd,df->bsf", a, b, operands="bfloat16") ** 2)
+        return jnp.sum(contract("bsd,df->bsf", a, b, policy=Policy(operands="bfloat16")) ** 2)
 
     program = jax.jit(jax.grad(cost, argnums=(0, 1))).lower(a, b).as_text()
     products = [line.rpartition(" : ")[2] for line in program.splitlines() if "dot_general" in line]

@@ -11,6 +11,7 @@ from marin_train import models
 from marin_train.blocks import no_past
 from marin_train.configs import ModelConfig
 from marin_train.errors import ConfigError
+from marin_train.models import decoder
 from marin_train.policy import Policy
 
 SHAPE = ModelConfig(
@@ -65,27 +66,27 @@ def numpy_forward(model, tokens, config, positions=None, segments=None):
     [
         Policy(),
         Policy(attention="blocked", scan=True),
-        Policy(attention="blocked", remat=True),
-        Policy(remat=True, scan=True),
+        Policy(attention="blocked", remat="full"),
+        Policy(remat="full", scan=True),
     ],
     ids=lambda policy: policy.name,
 )
 def test_forward_equals_the_formulas(policy, draw_model):
     model = draw_model(SHAPE)
     tokens = np.random.default_rng(0).integers(0, SHAPE.vocab_size, size=(2, 9))
-    hidden = jax.jit(lambda m, t: models.family(SHAPE).forward(m, t, config=SHAPE, policy=policy))(model, tokens)
+    hidden = jax.jit(lambda m, t: decoder.forward(m, t, config=SHAPE, policy=policy))(model, tokens)
     np.testing.assert_allclose(hidden, numpy_forward(model, tokens, SHAPE), atol=1e-5)
 
 
 def test_decoding_token_by_token_equals_the_formulas(draw_model):
-    model, family = draw_model(SHAPE), models.family(SHAPE)
+    model = draw_model(SHAPE)
     tokens = np.random.default_rng(0).integers(0, SHAPE.vocab_size, size=(2, 9))
-    decode = jax.jit(lambda m, t, past, at: family.decode(m, t, past, at=at, config=SHAPE, policy=Policy()))
+    decode = jax.jit(lambda m, t, past, at: decoder.decode(m, t, past, at=at, config=SHAPE, policy=Policy()))
     past, hidden = no_past(SHAPE, batch=2, seq_len=12), []
     for at in range(9):
-        state, past = decode(model, tokens[:, at], past, np.int32(at))
+        state, past = decode(model, tokens[:, [at]], past, np.int32(at))
         hidden.append(state)
-    np.testing.assert_allclose(np.stack(hidden, axis=1), numpy_forward(model, tokens, SHAPE), atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(hidden, axis=1), numpy_forward(model, tokens, SHAPE), atol=1e-5)
 
 
 def test_positions_and_segments_reach_every_layer(draw_model):
@@ -94,7 +95,7 @@ def test_positions_and_segments_reach_every_layer(draw_model):
     tokens = rng.integers(0, SHAPE.vocab_size, size=(2, 9))
     positions = np.array([[0, 1, 2, 3, 0, 1, 2, 0, 1], [5, 6, 7, 8, 9, 10, 11, 0, 1]])
     segments = np.array([[0, 0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 0, 1, 1]])
-    forward = jax.jit(partial(models.family(SHAPE).forward, config=SHAPE, policy=Policy(scan=True)))
+    forward = jax.jit(partial(decoder.forward, config=SHAPE, policy=Policy(scan=True)))
     hidden = forward(model, tokens, positions=positions, segment_ids=segments)
     np.testing.assert_allclose(hidden, numpy_forward(model, tokens, SHAPE, positions, segments), atol=1e-5)
 

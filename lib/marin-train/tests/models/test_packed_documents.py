@@ -3,6 +3,7 @@
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,14 +12,15 @@ from marin_train.blocks import blocked_attention
 from marin_train.configs import Component, DataConfig, ModelConfig, PackingConfig
 from marin_train.data.packing import pack
 from marin_train.data.store import TokenStore
-from marin_train.losses import Batch, batch_loss
+from marin_train.losses import Batch, summed_loss
+from marin_train.models import decoder
 from marin_train.policy import Policy
 
 SEQ_LEN = 24
 SHAPE = ModelConfig(
     vocab_size=64, hidden_dim=12, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6, mlp_dim=20, max_seq_len=SEQ_LEN
 )
-POLICIES = (Policy(), Policy(attention="blocked", remat=True, scan=True))
+POLICIES = (Policy(), Policy(attention="blocked", remat="full", scan=True))
 LENGTHS = (5, 9, 3, 25, 1, 2, 20, 12, 11)
 
 
@@ -61,7 +63,7 @@ def test_logits_of_a_packed_document_are_those_of_the_document_alone(policy, pac
 
     @jax.jit
     def logits(batch):
-        hidden = family.forward(
+        hidden = decoder.forward(
             model,
             batch.tokens[:, :-1],
             config=SHAPE,
@@ -79,8 +81,8 @@ def test_logits_of_a_packed_document_are_those_of_the_document_alone(policy, pac
 @cache
 def loss_and_gradient(policy):
     def loss(model, batch):
-        loss = batch_loss(model, batch, config=SHAPE, policy=policy, z_loss=0.1)
-        return loss.objective, loss.num_tokens
+        loss = summed_loss(model, batch, config=SHAPE, policy=policy, z_loss=0.1)
+        return loss.objective / jnp.maximum(loss.num_tokens, 1), loss.num_tokens
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 

@@ -1,14 +1,16 @@
 """Parts that model families share: each declares its parameters beside the function that uses them."""
 
-from marin_train.blocks.attention import Attention, Past, attention_parameters, no_past
+from marin_train.blocks.attention import Attention, Context, Past, attention_parameters, no_past
 from marin_train.blocks.contraction import contract
-from marin_train.blocks.layers import apply_layers
+from marin_train.blocks.layers import Kind, apply_layers
 from marin_train.blocks.mlp import SwiGLU, swiglu_parameters
 from marin_train.blocks.norms import rms_norm
 from marin_train.blocks.rope import Rotation, rotary, rotate
 
 __all__ = [
     "Attention",
+    "Context",
+    "Kind",
     "Past",
     "Rotation",
     "SwiGLU",

@@ -1,10 +1,12 @@
 """Causal attention with grouped key and value heads, in bodies of equal results.
 
 ``reference`` is the formula: all scores, masked; ``blocked`` is `marin_train.blocks.blocked_attention`. Scores and
-softmax are float32 in both. `Attention.decode` is the formula for one token behind others, whose keys and values are
-kept from when they were the last.
+softmax are float32 in all. An `Attention` that is given a `Past` attends to it too, and hands it on with what it was
+given: the same code trains whole sequences and continues them token by token.
 
-See: Vaswani et al. 2017 (arXiv 1706.03762); Ainslie et al. 2023, "GQA" (arXiv 2305.13245).
+See: Vaswani et al. 2017 (arXiv 1706.03762); Ainslie et al. 2023, "GQA" (arXiv 2305.13245); Beltagy et al. 2020
+(arXiv 2004.05150) for windows; Gemma Team 2024 (arXiv 2408.00118) for soft-caps; Henry et al. 2020 (arXiv 2010.04245)
+for norms of queries and keys.
 """
 
 from typing import NamedTuple
@@ -14,14 +16,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from marin_train.blocks.blocked_attention import MASKED, attend_in_blocks
+from marin_train.blocks.blocked_attention import attend_in_blocks
 from marin_train.blocks.contraction import contract
+from marin_train.blocks.layers import Kind
+from marin_train.blocks.norms import rms_norm
 from marin_train.blocks.rope import Rotation, rotate
+from marin_train.blocks.scoring import MASKED, Scoring
 from marin_train.configs import ModelConfig
-from marin_train.parameters import Parameter, matrix
-from marin_train.policy import Backend, Operands
+from marin_train.parameters import Parameter, gain, matrix
+from marin_train.policy import Policy
 
 Heads = Float[Array, "batch seq heads dim"]
+KeyHeads = Float[Array, "batch keys kv_heads dim"]
 
 
 class Past(NamedTuple):
@@ -37,6 +43,20 @@ def no_past(config: ModelConfig, *, batch: int, seq_len: int) -> Past:
     return Past(jnp.zeros(shape), jnp.zeros(shape))
 
 
+class Context(NamedTuple):
+    """What all layers of one forward pass share.
+
+    Args:
+        rotations: the turns of queries and keys, by the name that a `Kind` gives.
+        segment_ids: tokens attend only within equal ids; None where a whole sequence is one segment.
+        at: the index of the first token behind those of the past; None without a past.
+    """
+
+    rotations: dict[str, Rotation]
+    segment_ids: Int[Array, "batch seq"] | None = None
+    at: Int[Array, ""] | None = None
+
+
 class Attention(eqx.Module):
     """Projections to queries, keys and values, attention over the past, and a projection back."""
 
@@ -44,106 +64,126 @@ class Attention(eqx.Module):
     key: Float[Array, "*layer embed kv_heads"]
     value: Float[Array, "*layer embed kv_heads"]
     output: Float[Array, "*layer heads embed"]
+    query_norm: Float[Array, "*layer dim"] | None
+    """Gains of a norm over each head; None where there is none."""
+    key_norm: Float[Array, "*layer dim"] | None
 
     def __call__(
         self,
         x: Float[Array, "batch seq embed"],
+        past: Past | None,
         *,
+        context: Context,
+        kind: Kind,
         config: ModelConfig,
-        rotation: Rotation,
-        segment_ids: Int[Array, "batch seq"] | None,
-        operands: Operands,
-        backend: Backend,
-    ) -> Float[Array, "batch seq embed"]:
-        """Attend within each segment, or within the whole sequence where there are none."""
-        query, key, value = self._heads(x, config=config, rotation=rotation, operands=operands)
-        mixed = attend(query, key, value=value, segment_ids=segment_ids, operands=operands, backend=backend)
-        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, operands=operands)
+        policy: Policy,
+        gain_offset: float = 0.0,
+    ) -> tuple[Float[Array, "batch seq embed"], Past | None]:
+        """Attend to all before in the segment and the window; the past, where there is one, then holds `x` too.
 
-    def decode(
-        self,
-        x: Float[Array, "batch 1 embed"],
-        past: Past,
-        *,
-        at: Int[Array, ""],
-        config: ModelConfig,
-        rotation: Rotation,
-        operands: Operands,
-    ) -> tuple[Float[Array, "batch 1 embed"], Past]:
-        """Attend from the token at index `at` to it and to those before it; the past then holds it too."""
-        query, *new = self._heads(x, config=config, rotation=rotation, operands=operands)
-        past = Past(*(jax.lax.dynamic_update_slice_in_dim(a, b, at, axis=1) for a, b in zip(past, new, strict=True)))
-        visible = (jnp.arange(past.key.shape[1]) <= at)[None, None]
-        mixed = _mixed(query, past.key, value=past.value, visible=visible, operands=operands)
-        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, operands=operands), past
+        `gain_offset` is added to the gains of the norms.
+        """
+        query = self._heads(x, self.query, norm=self.query_norm, config=config, policy=policy, gain_offset=gain_offset)
+        key = self._heads(x, self.key, norm=self.key_norm, config=config, policy=policy, gain_offset=gain_offset)
+        value = self._heads(x, self.value, norm=None, config=config, policy=policy)
+        if kind.rotation is not None:
+            rotation = context.rotations[kind.rotation]
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
+        scoring = Scoring(scale=scale, window=kind.window, softcap=config.attention_softcap)
+        if past is None:
+            mixed = attend(query, key, value=value, segment_ids=context.segment_ids, scoring=scoring, policy=policy)
+        else:
+            mixed, past = _attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
+        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, policy=policy), past
 
     def _heads(
-        self, x: Float[Array, "batch seq embed"], *, config: ModelConfig, rotation: Rotation, operands: Operands
-    ) -> tuple[Heads, Heads, Heads]:
-        """Queries, keys and values, the first two turned."""
+        self,
+        x: Float[Array, "batch seq embed"],
+        weight: Float[Array, "embed width"],
+        *,
+        norm: Float[Array, " dim"] | None,
+        config: ModelConfig,
+        policy: Policy,
+        gain_offset: float = 0.0,
+    ) -> Heads:
+        projected = contract("bsd,dn->bsn", x, weight, policy=policy)
+        heads = projected.reshape(*x.shape[:2], -1, config.head_dim)
+        return heads if norm is None else rms_norm(heads, norm + gain_offset, eps=config.norm_eps)
 
-        def heads(weight: Array, num_heads: int) -> Heads:
-            projected = contract("bsd,dn->bsn", x, weight, operands=operands)
-            return projected.reshape(*x.shape[:2], num_heads, config.head_dim)
 
-        query = rotate(heads(self.query, config.num_heads), rotation)
-        key = rotate(heads(self.key, config.num_kv_heads), rotation)
-        return query, key, heads(self.value, config.num_kv_heads)
-
-
-def attention_parameters(path: str, config: ModelConfig, *, hf_key: str) -> tuple[Parameter, ...]:
-    """The leaves of an `Attention` at `path`."""
+def attention_parameters(
+    path: str, config: ModelConfig, *, hf_key: str, qk_norm: bool = False, gain_init: float = 1.0
+) -> tuple[Parameter, ...]:
+    """The leaves of an `Attention` at `path`, with or without norms of queries and keys."""
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden = config.hidden_dim
+    norms = (
+        gain(f"{path}.query_norm", config.head_dim, dim="head_dim", hf_key=f"{hf_key}.q_norm.weight", init=gain_init),
+        gain(f"{path}.key_norm", config.head_dim, dim="head_dim", hf_key=f"{hf_key}.k_norm.weight", init=gain_init),
+    )
     return (
         matrix(f"{path}.query", (hidden, heads), dims=("embed", "heads"), hf_key=f"{hf_key}.q_proj.weight"),
         matrix(f"{path}.key", (hidden, kv_heads), dims=("embed", "kv_heads"), hf_key=f"{hf_key}.k_proj.weight"),
         matrix(f"{path}.value", (hidden, kv_heads), dims=("embed", "kv_heads"), hf_key=f"{hf_key}.v_proj.weight"),
         matrix(f"{path}.output", (heads, hidden), dims=("heads", "embed"), hf_key=f"{hf_key}.o_proj.weight"),
+        *(norms if qk_norm else ()),
     )
 
 
 def attend(
     query: Heads,
-    key: Float[Array, "batch seq kv_heads dim"],
+    key: KeyHeads,
     *,
-    value: Float[Array, "batch seq kv_heads dim"],
+    value: KeyHeads,
     segment_ids: Int[Array, "batch seq"] | None,
-    operands: Operands,
-    backend: Backend,
+    scoring: Scoring,
+    policy: Policy,
 ) -> Heads:
-    """Each query's mean of the values at or before it in its segment, weighted by the softmax of scaled products."""
-    body = attend_in_blocks if backend == "blocked" else attend_by_formula
-    return body(query, key, value=value, segment_ids=segment_ids, operands=operands)
+    """Each query's mean of the values that it sees, weighted by the softmax of its scores."""
+    body = attend_in_blocks if policy.attention == "blocked" else attend_by_formula
+    return body(query, key, value=value, segment_ids=segment_ids, scoring=scoring, policy=policy)
 
 
 def attend_by_formula(
     query: Heads,
-    key: Float[Array, "batch seq kv_heads dim"],
+    key: KeyHeads,
     *,
-    value: Float[Array, "batch seq kv_heads dim"],
+    value: KeyHeads,
     segment_ids: Int[Array, "batch seq"] | None,
-    operands: Operands,
+    scoring: Scoring,
+    policy: Policy,
 ) -> Heads:
-    """`attend` with all scores computed and those of the future masked: the truth for every other body."""
-    seq_len = query.shape[1]
-    visible = jnp.tril(jnp.ones((1, seq_len, seq_len), bool))
+    """`attend` with all scores computed and the unseen ones masked: the truth for every other body."""
+    indices = jnp.arange(query.shape[1])
+    visible = scoring.visible(indices, indices)[None]
     if segment_ids is not None:
         visible &= segment_ids[:, :, None] == segment_ids[:, None, :]
-    return _mixed(query, key, value=value, visible=visible, operands=operands)
+    return _mixed(query, key, value=value, visible=visible, scoring=scoring, policy=policy)
+
+
+def _attend_to_past(
+    query: Heads, new: Past, past: Past, *, at: Array | None, scoring: Scoring, policy: Policy
+) -> tuple[Heads, Past]:
+    if at is None:
+        raise ValueError("attention with a past needs Context.at, the index of its first token")
+    past = Past(*(jax.lax.dynamic_update_slice_in_dim(a, b, at, axis=1) for a, b in zip(past, new, strict=True)))
+    visible = scoring.visible(at + jnp.arange(query.shape[1]), jnp.arange(past.key.shape[1]))[None]
+    return _mixed(query, past.key, value=past.value, visible=visible, scoring=scoring, policy=policy), past
 
 
 def _mixed(
     query: Heads,
-    key: Float[Array, "batch keys kv_heads dim"],
+    key: KeyHeads,
     *,
-    value: Float[Array, "batch keys kv_heads dim"],
+    value: KeyHeads,
     visible: Bool[Array, "#batch seq keys"],
-    operands: Operands,
+    scoring: Scoring,
+    policy: Policy,
 ) -> Heads:
     batch, seq_len, num_heads, head_dim = query.shape
-    grouped = (query * head_dim**-0.5).reshape(batch, seq_len, key.shape[2], -1, head_dim)
-    scores = contract("bqhgd,bkhd->bhgqk", grouped, key, operands=operands)
-    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scores, MASKED), axis=-1)
-    mixed = contract("bhgqk,bkhd->bqhgd", weights, value, operands=operands)
+    grouped = (query * scoring.scale).reshape(batch, seq_len, key.shape[2], -1, head_dim)
+    scores = contract("bqhgd,bkhd->bhgqk", grouped, key, policy=policy, result="float32")
+    weights = jax.nn.softmax(jnp.where(visible[:, None, None], scoring.capped(scores), MASKED), axis=-1)
+    mixed = contract("bhgqk,bkhd->bqhgd", weights, value, policy=policy)
     return mixed.reshape(batch, seq_len, num_heads, head_dim)

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marin_train.blocks.contraction import contract
-from marin_train.policy import Operands
+from marin_train.blocks.scoring import MASKED, Scoring
+from marin_train.policy import Policy
 
 BLOCK = 128
 """Queries a block: enough rows to fill a matrix unit, few enough that little of the masked half is computed."""
 
-MASKED = -1e30
-"""A masked score. Finite, because a row of -inf alone would make NaN of its softmax."""
+
+_How = tuple[Scoring, Policy]
 
 
 class _Heads(NamedTuple):
@@ -39,30 +40,31 @@ def attend_in_blocks(
     *,
     value: Float[Array, "batch seq kv_heads dim"],
     segment_ids: Int[Array, "batch seq"] | None,
-    operands: Operands,
+    scoring: Scoring,
+    policy: Policy,
 ) -> Float[Array, "batch seq heads dim"]:
     """Each query's mean of the values at or before it in its segment, weighted by the softmax of scaled products."""
     batch, seq_len, num_heads, head_dim = query.shape
     num_kv_heads = key.shape[2]
-    grouped = (query * head_dim**-0.5).reshape(batch, seq_len, num_kv_heads, -1, head_dim)
+    grouped = (query * scoring.scale).reshape(batch, seq_len, num_kv_heads, -1, head_dim)
     heads = _Heads(grouped.transpose(2, 0, 3, 1, 4), key.transpose(2, 0, 1, 3), value.transpose(2, 0, 1, 3))
-    mixed = _attend(operands, heads, segment_ids)
+    mixed = _attend((scoring, policy), heads, segment_ids)
     return mixed.transpose(1, 3, 0, 2, 4).reshape(batch, seq_len, num_heads, head_dim)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(operands: Operands, heads: _Heads, segment_ids: Array | None) -> Array:
-    return _attend_forward(operands, heads, segment_ids)[0]
+def _attend(how: _How, heads: _Heads, segment_ids: Array | None) -> Array:
+    return _attend_forward(how, heads, segment_ids)[0]
 
 
-def _attend_forward(operands: Operands, heads: _Heads, segment_ids: Array | None) -> tuple[Array, tuple]:
-    mixed, lse = jax.lax.map(partial(_head_forward, operands=operands, segment_ids=segment_ids), heads)
+def _attend_forward(how: _How, heads: _Heads, segment_ids: Array | None) -> tuple[Array, tuple]:
+    mixed, lse = jax.lax.map(partial(_head_forward, how=how, segment_ids=segment_ids), heads)
     return mixed, (heads, segment_ids, mixed, lse)
 
 
-def _attend_backward(operands: Operands, residuals: tuple, cotangent: Array) -> tuple[_Heads, None]:
+def _attend_backward(how: _How, residuals: tuple, cotangent: Array) -> tuple[_Heads, None]:
     heads, segment_ids, mixed, lse = residuals
-    backward = partial(_head_backward, operands=operands, segment_ids=segment_ids)
+    backward = partial(_head_backward, how=how, segment_ids=segment_ids)
     shift = jnp.sum(mixed * cotangent, axis=-1)
     return jax.lax.map(lambda xs: backward(*xs), (heads, lse, shift, cotangent)), None
 
@@ -70,39 +72,46 @@ def _attend_backward(operands: Operands, residuals: tuple, cotangent: Array) -> 
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _head_forward(head: _Heads, *, operands: Operands, segment_ids: Array | None) -> tuple[Array, Array]:
-    mixed, lse = [], []
+def _head_forward(head: _Heads, *, how: _How, segment_ids: Array | None) -> tuple[Array, Array]:
+    (scoring, policy), mixed, lse = how, [], []
     shape = head.query.shape
     for start, end in _spans(shape[2]):
         query = _rows(head.query, start, end=end)
-        scores = contract("bqd,bkd->bqk", query, head.key[:, :end], operands=operands)
-        scores = jnp.where(_visible(start, end, segment_ids=segment_ids, group=shape[1]), scores, MASKED)
+        scores = contract("bqd,bkd->bqk", query, head.key[:, :end], policy=policy, result="float32")
+        mask = _visible(start, end, scoring=scoring, segment_ids=segment_ids, group=shape[1])
+        scores = jnp.where(mask, scoring.capped(scores), MASKED)
         peak = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - peak)
         total = jnp.sum(weights, axis=-1, keepdims=True)
-        block = contract("bqk,bkd->bqd", weights, head.value[:, :end], operands=operands) / total
+        block = contract("bqk,bkd->bqd", weights, head.value[:, :end], policy=policy) / total
         mixed.append(block.reshape(*shape[:2], end - start, shape[3]))
         lse.append((peak + jnp.log(total)).reshape(*shape[:2], end - start))
     return jnp.concatenate(mixed, axis=2), jnp.concatenate(lse, axis=2)
 
 
 def _head_backward(
-    head: _Heads, lse: Array, shift: Array, cotangent: Array, *, operands: Operands, segment_ids: Array | None
+    head: _Heads, lse: Array, shift: Array, cotangent: Array, *, how: _How, segment_ids: Array | None
 ) -> _Heads:
     """`shift` is what the softmax's derivative subtracts from each row: the product of its output and cotangent."""
+    scoring, policy = how
     query_blocks, key_sum, value_sum = [], jnp.zeros_like(head.key), jnp.zeros_like(head.value)
     shape = head.query.shape
     for start, end in _spans(shape[2]):
         query, above = _rows(head.query, start, end=end), _rows(cotangent, start, end=end)
         key, value = head.key[:, :end], head.value[:, :end]
-        mask = _visible(start, end, segment_ids=segment_ids, group=shape[1]).swapaxes(1, 2)
-        scores = contract("bkd,bqd->bkq", key, query, operands=operands)
+        mask = _visible(start, end, scoring=scoring, segment_ids=segment_ids, group=shape[1]).swapaxes(1, 2)
+        scores = scoring.capped(contract("bkd,bqd->bkq", key, query, policy=policy, result="float32"))
         weights = jnp.where(mask, jnp.exp(scores - _rows(lse, start, end=end)[:, None]), 0.0)
-        slope = contract("bkd,bqd->bkq", value, above, operands=operands) - _rows(shift, start, end=end)[:, None]
+        slope = (
+            contract("bkd,bqd->bkq", value, above, policy=policy, result="float32")
+            - _rows(shift, start, end=end)[:, None]
+        )
         slope = weights * slope
-        value_sum = value_sum.at[:, :end].add(contract("bkq,bqd->bkd", weights, above, operands=operands))
-        key_sum = key_sum.at[:, :end].add(contract("bkq,bqd->bkd", slope, query, operands=operands))
-        query_block = contract("bkq,bkd->bqd", slope, key, operands=operands)
+        if scoring.softcap is not None:
+            slope *= 1.0 - jnp.square(scores / scoring.softcap)
+        value_sum = value_sum.at[:, :end].add(contract("bkq,bqd->bkd", weights, above, policy=policy))
+        key_sum = key_sum.at[:, :end].add(contract("bkq,bqd->bkd", slope, query, policy=policy))
+        query_block = contract("bkq,bkd->bqd", slope, key, policy=policy)
         query_blocks.append(query_block.reshape(*shape[:2], end - start, shape[3]))
     return _Heads(jnp.concatenate(query_blocks, axis=2), key_sum, value_sum)
 
@@ -117,9 +126,11 @@ def _rows(x: Array, start: int, *, end: int) -> Float[Array, "batch rows *dim"]:
     return block.reshape(block.shape[0], -1, *block.shape[3:])
 
 
-def _visible(start: int, end: int, *, segment_ids: Array | None, group: int) -> Bool[Array, "#batch rows keys"]:
+def _visible(
+    start: int, end: int, *, scoring: Scoring, segment_ids: Array | None, group: int
+) -> Bool[Array, "#batch rows keys"]:
     """Which of the first `end` keys each row of the block sees."""
-    mask = (jnp.arange(start, end)[:, None] >= jnp.arange(end))[None]
+    mask = scoring.visible(jnp.arange(start, end), jnp.arange(end))[None]
     if segment_ids is not None:
         mask &= segment_ids[:, start:end, None] == segment_ids[:, None, :end]
     return jnp.tile(mask, (1, group, 1))

@@ -1,13 +1,18 @@
-"""A stack of identical layers: scanned or unrolled, with or without recomputation, at equal results.
+"""A stack of layers whose parameters have equal shapes: scanned or unrolled, with or without recomputation.
 
-Scanning compiles one layer whatever the depth. XLA on CPU runs the body of a loop with less parallelism than
+Layers may differ in what they do (a window here, no positions there): each has a `Kind`, known to the compiler. Kinds
+repeat after a period, so a scan's body is one period, and the layers that do not fill a last one follow behind it.
+Scanning compiles one period whatever the depth. XLA on CPU runs the body of a loop with less parallelism than
 straight-line code, so the policy may unroll instead.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from marin_train.policy import Policy
@@ -15,19 +20,78 @@ from marin_train.policy import Policy
 Hidden = Float[Array, "batch seq embed"]
 
 
-def apply_layers(layer: Callable[[Any, Hidden], Hidden], stack: Any, x: Hidden, *, policy: Policy) -> Hidden:
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What one layer does differently from the others.
+
+    Args:
+        window: tokens that a query sees, itself included; None for all before it.
+        rotation: which of the `Context`'s rotations turns queries and keys; None for none (NoPE).
+    """
+
+    window: int | None = None
+    rotation: Literal["global", "local"] | None = "global"
+
+
+Layer = Callable[[Kind, Any, Hidden, Any], tuple[Hidden, Any]]
+"""One layer's kind, parameters, input and share of the carried state, to its output and what it emits."""
+
+
+def apply_layers(
+    layer: Layer, stack: Any, x: Hidden, *, kinds: Sequence[Kind], policy: Policy, carried: Any = None
+) -> tuple[Hidden, Any]:
     """`x` through every layer of `stack`.
 
     Args:
-        layer: one layer's parameters and its input, to its output.
+        layer: see `Layer`.
         stack: the parameters, each leaf with a leading layer dim.
         x: the input of the first layer.
-        policy: whether to scan, and whether the backward pass recomputes a layer from its input.
+        kinds: of each layer.
+        policy: whether to scan, and what the backward pass recomputes.
+        carried: what each layer is given beside its parameters, with a leading layer dim; None for nothing.
+
+    Returns:
+        The output of the last layer, and what layers emitted, stacked along a leading dim.
     """
-    step = jax.checkpoint(layer) if policy.remat else layer
-    if policy.scan:
-        return jax.lax.scan(lambda x, parameters: (step(parameters, x), None), x, stack)[0]
-    num_layers = jax.tree.leaves(stack)[0].shape[0]
-    for i in range(num_layers):
-        x = step(jax.tree.map(lambda leaf: leaf[i], stack), x)  # noqa: B023 - mapped at once
-    return x
+    num_layers = len(kinds)
+    steps = {kind: _rematerialised(partial(layer, kind), policy) for kind in kinds}
+
+    def straight(x: Hidden, leaves: Any, kinds: Sequence[Kind]) -> tuple[Hidden, Any]:
+        emitted = []
+        for i, kind in enumerate(kinds):
+            x, out = steps[kind](*_at(leaves[:1], i), x, *_at(leaves[1:], i))
+            emitted.append(out)
+        return x, jax.tree.map(lambda *outs: jnp.stack(outs), *emitted)
+
+    leaves = (stack, carried)
+    if not policy.scan:
+        return straight(x, leaves, kinds)
+    period = next(p for p in range(1, num_layers + 1) if all(kinds[i] == kinds[i % p] for i in range(num_layers)))
+    whole = num_layers - num_layers % period
+    body = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, period, *leaf.shape[1:]), leaves)
+    x, emitted = jax.lax.scan(lambda x, leaves: straight(x, leaves, kinds[:period]), x, body)
+    emitted = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), emitted)
+    if whole == num_layers:
+        return x, emitted
+    x, rest = straight(x, jax.tree.map(lambda leaf: leaf[whole:], leaves), kinds[whole:])
+    return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), emitted, rest)
+
+
+def _at(leaves: Any, i: int) -> Any:
+    return jax.tree.map(lambda leaf: leaf[i], leaves)
+
+
+def _rematerialised(step: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
+    if policy.remat == "keep":
+        return step
+    policies = jax.checkpoint_policies
+    saved = {
+        "full": policies.nothing_saveable,
+        "dots": policies.dots_with_no_batch_dims_saveable,
+        "named": policies.save_only_these_names(*NAMED),
+    }
+    return jax.checkpoint(step, policy=saved[policy.remat])
+
+
+NAMED = ("attention_mixed", "mlp_hidden")
+"""What ``remat="named"`` keeps; blocks give these names with `jax.ad_checkpoint.checkpoint_name`."""

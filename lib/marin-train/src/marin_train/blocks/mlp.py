@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from marin_train.blocks.contraction import contract
 from marin_train.parameters import Parameter, matrix
-from marin_train.policy import Operands
+from marin_train.policy import Policy
 
 
 class SwiGLU(eqx.Module):
@@ -19,10 +19,10 @@ class SwiGLU(eqx.Module):
     up: Float[Array, "*layer embed mlp"]
     down: Float[Array, "*layer mlp embed"]
 
-    def __call__(self, x: Float[Array, "batch seq embed"], *, operands: Operands) -> Float[Array, "batch seq embed"]:
-        gate = contract("bsd,df->bsf", x, self.gate, operands=operands)
-        up = contract("bsd,df->bsf", x, self.up, operands=operands)
-        return contract("bsf,fd->bsd", jax.nn.silu(gate) * up, self.down, operands=operands)
+    def __call__(self, x: Float[Array, "batch seq embed"], *, policy: Policy) -> Float[Array, "batch seq embed"]:
+        gate = contract("bsd,df->bsf", x, self.gate, policy=policy)
+        up = contract("bsd,df->bsf", x, self.up, policy=policy)
+        return contract("bsf,fd->bsd", jax.nn.silu(gate) * up, self.down, policy=policy)
 
 
 def swiglu_parameters(path: str, hidden_dim: int, *, mlp_dim: int, hf_key: str) -> tuple[Parameter, ...]:

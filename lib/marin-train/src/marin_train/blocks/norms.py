@@ -9,5 +9,6 @@ from jaxtyping import Array, Float
 
 
 def rms_norm(x: Float[Array, "... dim"], gain: Float[Array, " dim"], *, eps: float) -> Float[Array, "... dim"]:
-    """`x` with unit root-mean-square over its last dim, times `gain`."""
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + eps) * gain
+    """`x` with unit root-mean-square over its last dim, times `gain`; in the type of `x`."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + eps) * gain).astype(x.dtype)

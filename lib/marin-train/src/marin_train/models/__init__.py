@@ -1,14 +1,17 @@
 """Model families, one file each; a family is a module that offers the functions of `Family`.
 
-A family copies rather than adds a flag: what differs between two families is read by comparing two short files.
+A family copies rather than adds a flag: what differs between two families is read by comparing two short files. What
+they have in common is in `marin_train.blocks`, and in `marin_train.models.decoder`, which puts a family's parts
+together.
 """
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from jaxtyping import Array, Float, Int
 
-from marin_train.blocks import Past
+from marin_train.blocks import Context, Kind, Past, Rotation
 from marin_train.configs import ModelConfig
 from marin_train.errors import ConfigError
 from marin_train.parameters import ParameterTable
@@ -21,36 +24,44 @@ class Family(Protocol):
     """What a module in this package offers."""
 
     Model: type
-    """The equinox module whose leaves are the table's parameters."""
+    """The equinox module whose leaves are the table's parameters; its ``layers`` are stacked on a leading dim."""
 
     def parameter_table(self, config: ModelConfig) -> ParameterTable:
         """Every parameter of a model with this configuration."""
         ...
 
-    def forward(
-        self,
-        model: Any,
-        tokens: Int[Array, "batch seq"],
-        *,
-        config: ModelConfig,
-        policy: Policy,
-        positions: Int[Array, "#batch seq"] | None = None,
-        segment_ids: Int[Array, "batch seq"] | None = None,
-    ) -> Float[Array, "batch seq embed"]:
-        """Hidden states after the last norm, ready for the head."""
+    def kinds(self, config: ModelConfig) -> Sequence[Kind]:
+        """What each layer does differently from the others."""
         ...
 
-    def decode(
+    def rotations(self, positions: Int[Array, "#batch seq"], *, config: ModelConfig) -> dict[str, Rotation]:
+        """The turns of queries and keys, by the names that `kinds` give."""
+        ...
+
+    def embed(
+        self, model: Any, tokens: Int[Array, "batch seq"], *, config: ModelConfig, policy: Policy
+    ) -> Float[Array, "batch seq embed"]:
+        """The input of the first layer, in the type of the policy's activations."""
+        ...
+
+    def layer(
         self,
-        model: Any,
-        tokens: Int[Array, " batch"],
-        past: Past,
+        kind: Kind,
+        parameters: Any,
+        x: Float[Array, "batch seq embed"],
+        past: Past | None,
         *,
-        at: Int[Array, ""],
+        context: Context,
         config: ModelConfig,
         policy: Policy,
-    ) -> tuple[Float[Array, "batch embed"], Past]:
-        """`forward` for one token a sequence, those before it being in the past, which then holds it too."""
+    ) -> tuple[Float[Array, "batch seq embed"], Past | None]:
+        """One layer; the past, where there is one, then holds its keys and values too."""
+        ...
+
+    def finish(
+        self, model: Any, x: Float[Array, "batch seq embed"], *, config: ModelConfig
+    ) -> Float[Array, "batch seq embed"]:
+        """Hidden states ready for the head."""
         ...
 
     def head(self, model: Any) -> Float[Array, "embed vocab"]:

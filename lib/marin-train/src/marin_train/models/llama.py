@@ -3,19 +3,18 @@
 See: Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783).
 """
 
-from functools import partial
+from collections.abc import Sequence
 
 import equinox as eqx
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from marin_train.blocks import (
     Attention,
+    Context,
+    Kind,
     Past,
     Rotation,
     SwiGLU,
-    apply_layers,
     attention_parameters,
     rms_norm,
     rotary,
@@ -47,7 +46,7 @@ class Model(eqx.Module):
 
 def parameter_table(config: ModelConfig) -> ParameterTable:
     """Every parameter of a Llama with this configuration."""
-    vocab, hidden = config.vocab_size, config.hidden_dim
+    vocab, hidden = config.padded_vocab_size, config.hidden_dim
     layer = (
         gain("attention_norm", hidden, dim="embed", hf_key="input_layernorm.weight"),
         *attention_parameters("attention", config, hf_key="self_attn"),
@@ -74,87 +73,45 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
     )
 
 
-def forward(
-    model: Model,
-    tokens: Int[Array, "batch seq"],
-    *,
-    config: ModelConfig,
-    policy: Policy,
-    positions: Int[Array, "#batch seq"] | None = None,
-    segment_ids: Int[Array, "batch seq"] | None = None,
+def kinds(config: ModelConfig) -> Sequence[Kind]:
+    """All layers are alike."""
+    return [Kind()] * config.num_layers
+
+
+def rotations(positions: Int[Array, "#batch seq"], *, config: ModelConfig) -> dict[str, Rotation]:
+    """One for all layers."""
+    return {"global": rotary(positions, dim=config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling)}
+
+
+def embed(
+    model: Model, tokens: Int[Array, "batch seq"], *, config: ModelConfig, policy: Policy
 ) -> Float[Array, "batch seq embed"]:
-    """Hidden states after the last norm, ready for the head.
-
-    Args:
-        model: the parameters.
-        tokens: the sequences.
-        config: the model's shape.
-        policy: how this machine computes fastest.
-        positions: each token's position for the rotary embedding; by default its index in the sequence.
-        segment_ids: tokens attend only within equal ids; by default the whole sequence is one segment.
-    """
-    if positions is None:
-        positions = jnp.arange(tokens.shape[1])[None]
-    rotation = rotary(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    layer = partial(_layer, config=config, policy=policy, rotation=rotation, segment_ids=segment_ids)
-    x = apply_layers(layer, model.layers, model.embed[tokens], policy=policy)
-    return rms_norm(x, model.final_norm, eps=config.norm_eps)
+    """The tokens' rows."""
+    return model.embed[tokens].astype(policy.activations)
 
 
-def decode(
-    model: Model,
-    tokens: Int[Array, " batch"],
-    past: Past,
+def layer(
+    kind: Kind,
+    parameters: Layer,
+    x: Float[Array, "batch seq embed"],
+    past: Past | None,
     *,
-    at: Int[Array, ""],
+    context: Context,
     config: ModelConfig,
     policy: Policy,
-) -> tuple[Float[Array, "batch embed"], Past]:
-    """Hidden states of one token a sequence, and the past with it.
+) -> tuple[Float[Array, "batch seq embed"], Past | None]:
+    """One layer; the past, where there is one, then holds its keys and values too."""
+    normed = rms_norm(x, parameters.attention_norm, eps=config.norm_eps)
+    mixed, past = parameters.attention(normed, past, context=context, kind=kind, config=config, policy=policy)
+    x = x + mixed
+    return x + parameters.mlp(rms_norm(x, parameters.mlp_norm, eps=config.norm_eps), policy=policy), past
 
-    Args:
-        model: the parameters.
-        tokens: the tokens at index `at`.
-        past: what `decode` gave for the tokens before, or `no_past`.
-        at: the index of these tokens in their sequences.
-        config: the model's shape.
-        policy: how operands are rounded; attention is the formula's.
-    """
-    rotation = rotary(at[None, None], head_dim=config.head_dim, theta=config.rope_theta)
 
-    def step(x: Array, layer_and_past: tuple[Layer, Past]) -> tuple[Array, Past]:
-        layer, past = layer_and_past
-        normed = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
-        mixed, past = layer.attention.decode(
-            normed, past, at=at, config=config, rotation=rotation, operands=policy.operands
-        )
-        x = x + mixed
-        return x + layer.mlp(rms_norm(x, layer.mlp_norm, eps=config.norm_eps), operands=policy.operands), past
-
-    x, past = jax.lax.scan(step, model.embed[tokens][:, None], (model.layers, past))
-    return rms_norm(x[:, 0], model.final_norm, eps=config.norm_eps), past
+def finish(model: Model, x: Float[Array, "batch seq embed"], *, config: ModelConfig) -> Float[Array, "batch seq embed"]:
+    """The final norm."""
+    return rms_norm(x, model.final_norm, eps=config.norm_eps)
 
 
 def head(model: Model) -> Float[Array, "embed vocab"]:
     """The matrix that turns hidden states into logits."""
     return model.embed.T if model.output is None else model.output
-
-
-def _layer(
-    layer: Layer,
-    x: Float[Array, "batch seq embed"],
-    *,
-    config: ModelConfig,
-    policy: Policy,
-    rotation: Rotation,
-    segment_ids: Int[Array, "batch seq"] | None,
-) -> Float[Array, "batch seq embed"]:
-    x = x + layer.attention(
-        rms_norm(x, layer.attention_norm, eps=config.norm_eps),
-        config=config,
-        rotation=rotation,
-        segment_ids=segment_ids,
-        operands=policy.operands,
-        backend=policy.attention,
-    )
-    return x + layer.mlp(rms_norm(x, layer.mlp_norm, eps=config.norm_eps), operands=policy.operands)

@@ -18,7 +18,7 @@ def make_optimizer(config: TrainConfig, table: ParameterTable) -> optax.Gradient
     """The run's optimizer: gradients clipped to a norm over all leaves together, then the configured update."""
     optimizer = config.optimizer
     return optax.chain(
-        optax.clip_by_global_norm(optimizer.clip_norm),
+        optax.identity() if optimizer.clip_norm is None else optax.clip_by_global_norm(optimizer.clip_norm),
         adamw(
             make_schedule(config),
             table,

@@ -1,0 +1,81 @@
+"""What every family's model does with its parts: tokens to hidden states, for whole sequences or token by token."""
+
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from marin_train.blocks import Context, Past, apply_layers, contract
+from marin_train.configs import ModelConfig
+from marin_train.models import family
+from marin_train.policy import Policy
+
+
+def forward(
+    model: Any,
+    tokens: Int[Array, "batch seq"],
+    *,
+    config: ModelConfig,
+    policy: Policy,
+    positions: Int[Array, "#batch seq"] | None = None,
+    segment_ids: Int[Array, "batch seq"] | None = None,
+) -> Float[Array, "batch seq embed"]:
+    """Hidden states after the last norm, ready for the head.
+
+    Args:
+        model: the parameters.
+        tokens: the sequences.
+        config: the model's shape.
+        policy: how this machine computes fastest.
+        positions: each token's position for the rotary embedding; by default its index in the sequence.
+        segment_ids: tokens attend only within equal ids; by default the whole sequence is one segment.
+    """
+    if positions is None:
+        positions = jnp.arange(tokens.shape[1])[None]
+    parts = family(config)
+    context = Context(rotations=parts.rotations(positions, config=config), segment_ids=segment_ids)
+    layer = partial(parts.layer, context=context, config=config, policy=policy)
+    x = parts.embed(model, tokens, config=config, policy=policy)
+    x, _ = apply_layers(layer, model.layers, x, kinds=parts.kinds(config), policy=policy)
+    return parts.finish(model, x, config=config)
+
+
+def decode(
+    model: Any,
+    tokens: Int[Array, "batch new"],
+    past: Past,
+    *,
+    at: Int[Array, ""],
+    config: ModelConfig,
+    policy: Policy,
+) -> tuple[Float[Array, "batch new embed"], Past]:
+    """`forward` for the tokens that follow a past, which then holds them too.
+
+    Args:
+        model: the parameters.
+        tokens: the tokens at indices `at` and after.
+        past: what `decode` gave for the tokens before, or `no_past`.
+        at: the index of the first of these tokens in their sequences.
+        config: the model's shape.
+        policy: how operands are rounded; attention is the formula's.
+    """
+    positions = at + jnp.arange(tokens.shape[1])[None]
+    parts = family(config)
+    context = Context(rotations=parts.rotations(positions, config=config), at=at)
+    layer = partial(parts.layer, context=context, config=config, policy=policy)
+    x = parts.embed(model, tokens, config=config, policy=policy)
+    x, past = apply_layers(layer, model.layers, x, kinds=parts.kinds(config), policy=policy, carried=past)
+    return parts.finish(model, x, config=config), past
+
+
+def logits(
+    hidden: Float[Array, "batch seq embed"], head: Float[Array, "embed vocab"], *, config: ModelConfig, policy: Policy
+) -> Float[Array, "batch seq vocab"]:
+    """Scores of every token of the padded vocabulary, float32; those that pad it are -inf."""
+    scores = contract("bsd,dv->bsv", hidden, head, policy=policy, result="float32")
+    if config.logit_softcap is not None:
+        scores = config.logit_softcap * jnp.tanh(scores / config.logit_softcap)
+    if config.padded_vocab_size != config.vocab_size:
+        scores = jnp.where(jnp.arange(config.padded_vocab_size) < config.vocab_size, scores, -jnp.inf)
+    return scores
