@@ -40,7 +40,7 @@ def describe(config: TrainConfig) -> dict[str, Any]:
         "flops_per_token": flops,
         "flops_total": flops["full"] * per_step * config.steps,
         # Parameters and Adam's two moments, four bytes each.
-        "state_bytes": 3 * 4 * table.size,
+        "state_bytes": 3 * 4 * table.stored_size,
     }
 
 
