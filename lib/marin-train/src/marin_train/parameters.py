@@ -8,7 +8,8 @@ The invariant: a model's leaf paths are exactly the table's paths. A leaf that i
 a default, because a default is how a new leaf ends up decayed, unsharded or uncounted.
 
 A leaf's initial value is a function of (seed, path, layer) alone, so that adding, removing or reordering leaves leaves
-the others as they were, and a deeper model starts with the layers of a shallower one.
+the others as they were, and a deeper model starts with the layers of a shallower one. Padding is layout: a padded leaf
+starts as the same leaf unpadded, followed by zeros.
 """
 
 import dataclasses
@@ -29,6 +30,9 @@ Role = Literal["matrix", "expert", "embed", "head", "router", "gain", "conv", "b
 
 LAYER = "layer"
 """The dim along which identical layers are stacked; always the first."""
+
+VOCAB = "vocab"
+"""The dim of tokens, which may be padded so that it can be sharded."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Parameter:
         init: its initial value.
         hf_key: its name in a Hugging Face checkpoint, with ``{layer}`` where layers are stacked here.
         hf_transpose: whether that checkpoint holds the matrix as (out, in).
+        padding: how many entries at the end of its dim ``vocab`` only fill that up. They start at zero, their gradient
+            is zero, and they are neither counted nor exported.
         multiplied: the share of the leaf that a token is multiplied by, in matrix products, on its way forward: 1 for
             a matrix, 0 for a lookup or an element-wise gain, k / num_experts for an expert.
     """
@@ -74,6 +80,7 @@ class Parameter:
     init: Normal | Constant
     hf_key: str
     hf_transpose: bool = False
+    padding: int = 0
     multiplied: float = 0.0
 
     def __post_init__(self) -> None:
@@ -81,20 +88,34 @@ class Parameter:
             raise ParameterError(f"{self.path}: shape {self.shape} has {len(self.shape)} dims, named are {self.dims}")
         if LAYER in self.dims[1:]:
             raise ParameterError(f"{self.path}: the dim {LAYER!r} must be the first, not {self.dims}")
+        if self.padding and self.dims.count(VOCAB) != 1:
+            raise ParameterError(f"{self.path}: only a dim {VOCAB!r} is padded, named are {self.dims}")
+
+    @property
+    def real_shape(self) -> tuple[int, ...]:
+        """The shape without padding."""
+        return tuple(n - self.padding * (dim == VOCAB) for n, dim in zip(self.shape, self.dims, strict=True))
 
     @property
     def size(self) -> int:
-        """The number of values."""
-        return math.prod(self.shape)
+        """The number of values, those that pad it left out."""
+        return math.prod(self.real_shape)
 
 
 def matrix(
-    path: str, shape: tuple[int, int], *, dims: tuple[str, str], hf_key: str, role: Role = "matrix"
+    path: str, shape: tuple[int, int], *, dims: tuple[str, str], hf_key: str, role: Role = "matrix", padding: int = 0
 ) -> Parameter:
     """A projection (in, out) whose products keep the variance of their input: standard deviation 1 / sqrt(in)."""
-    init = Normal(shape[0] ** -0.5)
     return Parameter(
-        path=path, shape=shape, dims=dims, role=role, init=init, hf_key=hf_key, hf_transpose=True, multiplied=1.0
+        path=path,
+        shape=shape,
+        dims=dims,
+        role=role,
+        init=Normal(shape[0] ** -0.5),
+        hf_key=hf_key,
+        hf_transpose=True,
+        padding=padding,
+        multiplied=1.0,
     )
 
 
@@ -140,7 +161,7 @@ class ParameterTable:
 
     @property
     def size(self) -> int:
-        """The number of values in all leaves."""
+        """The number of values in all leaves, those that pad them left out."""
         return sum(p.size for p in self.parameters)
 
 
@@ -191,7 +212,10 @@ def init_model(module: type[eqx.Module], table: ParameterTable, *, seed: int) ->
 def _initial(parameter: Parameter, seed: int) -> Float[Array, "..."]:
     key = jax.random.fold_in(jax.random.key(seed), zlib.crc32(parameter.path.encode()))
     if parameter.dims[0] != LAYER:
-        return parameter.init(key, parameter.shape)
+        values = parameter.init(key, parameter.real_shape)
+        return jnp.pad(
+            values, [(0, padded - n) for padded, n in zip(parameter.shape, parameter.real_shape, strict=True)]
+        )
     layers = jnp.arange(parameter.shape[0])
     # A loop compiles in half the time of a batched draw; the values are the same.
     return jax.lax.map(lambda layer: parameter.init(jax.random.fold_in(key, layer), parameter.shape[1:]), layers)

@@ -8,7 +8,7 @@ from marin_train.blocks import rotary, rotate
 
 def turned(x, position):
     x = np.asarray(x)
-    rotation = rotary(jnp.asarray([[position]]), dim=x.shape[-1], theta=10_000.0)
+    rotation = rotary(jnp.asarray([[position]]), dim=x.shape[-1], theta=10_000.0, max_seq_len=2048)
     return np.asarray(rotate(jnp.asarray(x, jnp.float32)[None, None, None], rotation))[0, 0, 0]
 
 

@@ -3,23 +3,23 @@
 from marin_train.blocks.attention import Attention, Context, Past, attention_parameters, no_past
 from marin_train.blocks.contraction import contract
 from marin_train.blocks.layers import Kind, apply_layers
-from marin_train.blocks.mlp import SwiGLU, swiglu_parameters
+from marin_train.blocks.mlp import GatedMLP, gated_mlp_parameters
 from marin_train.blocks.norms import rms_norm
 from marin_train.blocks.rope import Rotation, rotary, rotate
 
 __all__ = [
     "Attention",
     "Context",
+    "GatedMLP",
     "Kind",
     "Past",
     "Rotation",
-    "SwiGLU",
     "apply_layers",
     "attention_parameters",
     "contract",
+    "gated_mlp_parameters",
     "no_past",
     "rms_norm",
     "rotary",
     "rotate",
-    "swiglu_parameters",
 ]

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from marin_train.blocks.blocked_attention import attend_in_blocks
@@ -95,7 +96,8 @@ class Attention(eqx.Module):
             mixed = attend(query, key, value=value, segment_ids=context.segment_ids, scoring=scoring, policy=policy)
         else:
             mixed, past = _attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
-        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, policy=policy), past
+        mixed = checkpoint_name(mixed.reshape(*x.shape[:2], -1), "attention_mixed")
+        return contract("bsn,nd->bsd", mixed, self.output, policy=policy), past
 
     def _heads(
         self,
@@ -167,7 +169,8 @@ def _attend_to_past(
 ) -> tuple[Heads, Past]:
     if at is None:
         raise ValueError("attention with a past needs Context.at, the index of its first token")
-    past = Past(*(jax.lax.dynamic_update_slice_in_dim(a, b, at, axis=1) for a, b in zip(past, new, strict=True)))
+    pairs = zip(past, new, strict=True)
+    past = Past(*(jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), at, axis=1) for a, b in pairs))
     visible = scoring.visible(at + jnp.arange(query.shape[1]), jnp.arange(past.key.shape[1]))[None]
     return _mixed(query, past.key, value=past.value, visible=visible, scoring=scoring, policy=policy), past
 

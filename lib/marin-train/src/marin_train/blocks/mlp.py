@@ -1,10 +1,16 @@
-"""SwiGLU: a feed-forward layer gated by a sigmoid-weighted linear unit.
+"""Gated feed-forward layers: SwiGLU with a sigmoid-weighted gate, GeGLU with a Gaussian-weighted one.
 
-See: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv 2002.05202).
+The two differ in the gate's activation alone, so a family names it where it calls the layer. GeGLU's is the
+approximation by tanh, as published Gemma checkpoints were trained with; it differs from the exact one by up to 5e-4.
+
+See: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv 2002.05202); Hendrycks and Gimpel 2016 (arXiv 1606.08415).
 """
+
+from typing import Literal
 
 import equinox as eqx
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from marin_train.blocks.contraction import contract
@@ -12,21 +18,25 @@ from marin_train.parameters import Parameter, matrix
 from marin_train.policy import Policy
 
 
-class SwiGLU(eqx.Module):
-    """``down(silu(gate(x)) * up(x))``."""
+class GatedMLP(eqx.Module):
+    """``down(activation(gate(x)) * up(x))``."""
 
     gate: Float[Array, "*layer embed mlp"]
     up: Float[Array, "*layer embed mlp"]
     down: Float[Array, "*layer mlp embed"]
 
-    def __call__(self, x: Float[Array, "batch seq embed"], *, policy: Policy) -> Float[Array, "batch seq embed"]:
+    def __call__(
+        self, x: Float[Array, "batch seq embed"], *, activation: Literal["silu", "gelu_tanh"], policy: Policy
+    ) -> Float[Array, "batch seq embed"]:
         gate = contract("bsd,df->bsf", x, self.gate, policy=policy)
         up = contract("bsd,df->bsf", x, self.up, policy=policy)
-        return contract("bsf,fd->bsd", jax.nn.silu(gate) * up, self.down, policy=policy)
+        gate = jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=True)
+        hidden = checkpoint_name(gate * up, "mlp_hidden")
+        return contract("bsf,fd->bsd", hidden, self.down, policy=policy)
 
 
-def swiglu_parameters(path: str, hidden_dim: int, *, mlp_dim: int, hf_key: str) -> tuple[Parameter, ...]:
-    """The leaves of a `SwiGLU` at `path`."""
+def gated_mlp_parameters(path: str, hidden_dim: int, *, mlp_dim: int, hf_key: str) -> tuple[Parameter, ...]:
+    """The leaves of a `GatedMLP` at `path`."""
     wide, narrow = (hidden_dim, mlp_dim), (mlp_dim, hidden_dim)
     return (
         matrix(f"{path}.gate", wide, dims=("embed", "mlp"), hf_key=f"{hf_key}.gate_proj.weight"),

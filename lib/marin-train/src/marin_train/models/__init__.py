@@ -17,11 +17,27 @@ from marin_train.errors import ConfigError
 from marin_train.parameters import ParameterTable
 from marin_train.policy import Policy
 
-FAMILIES = ("llama",)
+FAMILIES = ("llama", "qwen3", "gemma3")
+
+OPTIONAL = {
+    "rope_scaling": None,
+    "rotary_dim": None,
+    "nope_every": 0,
+    "sliding_window": None,
+    "global_every": None,
+    "local_rope_theta": None,
+    "attention_softcap": None,
+    "logit_softcap": None,
+    "query_scale": None,
+}
+"""Fields of `ModelConfig` that not every family has a use for, and the value that leaves each out."""
 
 
 class Family(Protocol):
     """What a module in this package offers."""
+
+    USES: frozenset[str]
+    """Those of the `OPTIONAL` fields that change a model of this family."""
 
     Model: type
     """The equinox module whose leaves are the table's parameters; its ``layers`` are stacked on a leading dim."""
@@ -73,8 +89,20 @@ def family(config: ModelConfig) -> Family:
     """The family that `config` names.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is none of that name, or `config` sets a field that it has no use for.
     """
     if config.family not in FAMILIES:
         raise ConfigError(f"ModelConfig.family={config.family!r} is not one of: {', '.join(FAMILIES)}")
-    return cast(Family, importlib.import_module(f"marin_train.models.{config.family}"))
+    named = _module(config.family)
+    for field, left_out in OPTIONAL.items():
+        if getattr(config, field) != left_out and field not in named.USES:
+            users = [name for name in FAMILIES if field in _module(name).USES]
+            raise ConfigError(
+                f"ModelConfig.{field}={getattr(config, field)!r} changes nothing in family {config.family!r}; leave it "
+                f"out, or take a family that has it: {', '.join(users)}"
+            )
+    return named
+
+
+def _module(name: str) -> Family:
+    return cast(Family, importlib.import_module(f"marin_train.models.{name}"))

@@ -1,6 +1,10 @@
 """Llama 3: pre-norm RMSNorm, rotary grouped-query attention, SwiGLU; tied or untied head.
 
-See: Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783).
+Layers may see a window of tokens alone, all of them (as in Mistral) or all but every ``global_every``-th, and every
+``nope_every``-th may know no positions (as in SmolLM3).
+
+See: Grattafiori et al. 2024, "The Llama 3 Herd of Models" (arXiv 2407.21783); Jiang et al. 2023, "Mistral 7B"
+(arXiv 2310.06825), section 2, for the window; Yang et al. 2025 (arXiv 2501.18795) for layers without positions.
 """
 
 from collections.abc import Sequence
@@ -11,18 +15,20 @@ from jaxtyping import Array, Float, Int
 from marin_train.blocks import (
     Attention,
     Context,
+    GatedMLP,
     Kind,
     Past,
     Rotation,
-    SwiGLU,
     attention_parameters,
+    gated_mlp_parameters,
     rms_norm,
     rotary,
-    swiglu_parameters,
 )
 from marin_train.configs import ModelConfig
 from marin_train.parameters import Normal, Parameter, ParameterTable, gain, matrix, stacked
 from marin_train.policy import Policy
+
+USES = frozenset({"rope_scaling", "rotary_dim", "nope_every", "sliding_window", "global_every"})
 
 
 class Layer(eqx.Module):
@@ -31,7 +37,7 @@ class Layer(eqx.Module):
     attention_norm: Float[Array, "*layer embed"]
     attention: Attention
     mlp_norm: Float[Array, "*layer embed"]
-    mlp: SwiGLU
+    mlp: GatedMLP
 
 
 class Model(eqx.Module):
@@ -47,11 +53,12 @@ class Model(eqx.Module):
 def parameter_table(config: ModelConfig) -> ParameterTable:
     """Every parameter of a Llama with this configuration."""
     vocab, hidden = config.padded_vocab_size, config.hidden_dim
+    padding = vocab - config.vocab_size
     layer = (
         gain("attention_norm", hidden, dim="embed", hf_key="input_layernorm.weight"),
         *attention_parameters("attention", config, hf_key="self_attn"),
         gain("mlp_norm", hidden, dim="embed", hf_key="post_attention_layernorm.weight"),
-        *swiglu_parameters("mlp", hidden, mlp_dim=config.mlp_dim, hf_key="mlp"),
+        *gated_mlp_parameters("mlp", hidden, mlp_dim=config.mlp_dim, hf_key="mlp"),
     )
     embed = Parameter(
         path="embed",
@@ -60,9 +67,12 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
         role="embed",
         init=Normal(hidden**-0.5),
         hf_key="model.embed_tokens.weight",
+        padding=padding,
         multiplied=1.0 if config.tie_embeddings else 0.0,
     )
-    output = matrix("output", (hidden, vocab), dims=("embed", "vocab"), hf_key="lm_head.weight", role="head")
+    output = matrix(
+        "output", (hidden, vocab), dims=("embed", "vocab"), hf_key="lm_head.weight", role="head", padding=padding
+    )
     return ParameterTable(
         (
             embed,
@@ -74,13 +84,28 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
 
 
 def kinds(config: ModelConfig) -> Sequence[Kind]:
-    """All layers are alike."""
-    return [Kind()] * config.num_layers
+    """Alike, but for windows and positions where the configuration has some layers without."""
+
+    def kind(number: int) -> Kind:
+        sees_all = config.global_every is not None and number % config.global_every == 0
+        no_positions = config.nope_every > 0 and number % config.nope_every == 0
+        return Kind(window=None if sees_all else config.sliding_window, rotation=None if no_positions else "global")
+
+    return [kind(number) for number in range(1, config.num_layers + 1)]
 
 
 def rotations(positions: Int[Array, "#batch seq"], *, config: ModelConfig) -> dict[str, Rotation]:
     """One for all layers."""
-    return {"global": rotary(positions, dim=config.head_dim, theta=config.rope_theta, scaling=config.rope_scaling)}
+    dim = config.rotary_dim or config.head_dim
+    return {
+        "global": rotary(
+            positions,
+            dim=dim,
+            theta=config.rope_theta,
+            scaling=config.rope_scaling,
+            max_seq_len=config.max_seq_len,
+        )
+    }
 
 
 def embed(
@@ -104,7 +129,8 @@ def layer(
     normed = rms_norm(x, parameters.attention_norm, eps=config.norm_eps)
     mixed, past = parameters.attention(normed, past, context=context, kind=kind, config=config, policy=policy)
     x = x + mixed
-    return x + parameters.mlp(rms_norm(x, parameters.mlp_norm, eps=config.norm_eps), policy=policy), past
+    normed = rms_norm(x, parameters.mlp_norm, eps=config.norm_eps)
+    return x + parameters.mlp(normed, activation="silu", policy=policy), past
 
 
 def finish(model: Model, x: Float[Array, "batch seq embed"], *, config: ModelConfig) -> Float[Array, "batch seq embed"]:

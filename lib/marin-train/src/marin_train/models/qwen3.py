@@ -1,0 +1,135 @@
+"""Qwen3: a Llama whose queries and keys pass a norm over each head before they are turned; tied or untied head.
+
+The norms' gains are one vector a layer, shared by its heads. No projection has a bias.
+
+See: Yang et al. 2025, "Qwen3 Technical Report" (arXiv 2505.09388), section 2; Dehghani et al. 2023
+(arXiv 2302.05442), section 2, for norms of queries and keys.
+"""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+from jaxtyping import Array, Float, Int
+
+from marin_train.blocks import (
+    Attention,
+    Context,
+    GatedMLP,
+    Kind,
+    Past,
+    Rotation,
+    attention_parameters,
+    gated_mlp_parameters,
+    rms_norm,
+    rotary,
+)
+from marin_train.configs import ModelConfig
+from marin_train.parameters import Normal, Parameter, ParameterTable, gain, matrix, stacked
+from marin_train.policy import Policy
+
+USES = frozenset({"rope_scaling"})
+
+
+class Layer(eqx.Module):
+    """Attention, then a feed-forward layer, each added to what it read through a norm."""
+
+    attention_norm: Float[Array, "*layer embed"]
+    attention: Attention
+    mlp_norm: Float[Array, "*layer embed"]
+    mlp: GatedMLP
+
+
+class Model(eqx.Module):
+    """A decoder; its layers are stacked on a leading dim."""
+
+    embed: Float[Array, "vocab embed"]
+    layers: Layer
+    final_norm: Float[Array, " embed"]
+    output: Float[Array, "embed vocab"] | None
+    """None where the head is the embedding's transpose."""
+
+
+def parameter_table(config: ModelConfig) -> ParameterTable:
+    """Every parameter of a Qwen3 with this configuration."""
+    vocab, hidden = config.padded_vocab_size, config.hidden_dim
+    padding = vocab - config.vocab_size
+    layer = (
+        gain("attention_norm", hidden, dim="embed", hf_key="input_layernorm.weight"),
+        *attention_parameters("attention", config, hf_key="self_attn", qk_norm=True),
+        gain("mlp_norm", hidden, dim="embed", hf_key="post_attention_layernorm.weight"),
+        *gated_mlp_parameters("mlp", hidden, mlp_dim=config.mlp_dim, hf_key="mlp"),
+    )
+    embed = Parameter(
+        path="embed",
+        shape=(vocab, hidden),
+        dims=("vocab", "embed"),
+        role="embed",
+        init=Normal(hidden**-0.5),
+        hf_key="model.embed_tokens.weight",
+        padding=padding,
+        multiplied=1.0 if config.tie_embeddings else 0.0,
+    )
+    output = matrix(
+        "output", (hidden, vocab), dims=("embed", "vocab"), hf_key="lm_head.weight", role="head", padding=padding
+    )
+    return ParameterTable(
+        (
+            embed,
+            *stacked(layer, path="layers", num_layers=config.num_layers, hf_key="model.layers.{layer}"),
+            gain("final_norm", hidden, dim="embed", hf_key="model.norm.weight"),
+            *(() if config.tie_embeddings else (output,)),
+        )
+    )
+
+
+def kinds(config: ModelConfig) -> Sequence[Kind]:
+    """All layers are alike."""
+    return [Kind()] * config.num_layers
+
+
+def rotations(positions: Int[Array, "#batch seq"], *, config: ModelConfig) -> dict[str, Rotation]:
+    """One for all layers."""
+    return {
+        "global": rotary(
+            positions,
+            dim=config.head_dim,
+            theta=config.rope_theta,
+            scaling=config.rope_scaling,
+            max_seq_len=config.max_seq_len,
+        )
+    }
+
+
+def embed(
+    model: Model, tokens: Int[Array, "batch seq"], *, config: ModelConfig, policy: Policy
+) -> Float[Array, "batch seq embed"]:
+    """The tokens' rows."""
+    return model.embed[tokens].astype(policy.activations)
+
+
+def layer(
+    kind: Kind,
+    parameters: Layer,
+    x: Float[Array, "batch seq embed"],
+    past: Past | None,
+    *,
+    context: Context,
+    config: ModelConfig,
+    policy: Policy,
+) -> tuple[Float[Array, "batch seq embed"], Past | None]:
+    """One layer; the past, where there is one, then holds its keys and values too."""
+    normed = rms_norm(x, parameters.attention_norm, eps=config.norm_eps)
+    mixed, past = parameters.attention(normed, past, context=context, kind=kind, config=config, policy=policy)
+    x = x + mixed
+    normed = rms_norm(x, parameters.mlp_norm, eps=config.norm_eps)
+    return x + parameters.mlp(normed, activation="silu", policy=policy), past
+
+
+def finish(model: Model, x: Float[Array, "batch seq embed"], *, config: ModelConfig) -> Float[Array, "batch seq embed"]:
+    """The final norm."""
+    return rms_norm(x, model.final_norm, eps=config.norm_eps)
+
+
+def head(model: Model) -> Float[Array, "embed vocab"]:
+    """The matrix that turns hidden states into logits."""
+    return model.embed.T if model.output is None else model.output
