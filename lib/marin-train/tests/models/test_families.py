@@ -149,9 +149,9 @@ def test_decoding_token_by_token_and_in_chunks_equals_the_formulas(config, draw_
     model = draw_model(config)
     decode = jax.jit(partial(decoder.decode, config=config, policy=Policy(scan=True)))
     for sizes in ([1] * 9, [4, 4, 1]):
-        past, hidden, at = no_past(config, batch=2, seq_len=12), [], 0
+        past, hidden, at = no_past(config, batch=2, seq_len=12, policy=Policy()), [], 0
         for size in sizes:
-            state, past = decode(model, TOKENS[:, at : at + size], past, at=np.int32(at))
+            state, past = decode(model, TOKENS[:, at : at + size], past, at=np.full(2, at, np.int32))
             hidden.append(state)
             at += size
         np.testing.assert_allclose(np.concatenate(hidden, axis=1), by_formula(model, config), atol=ROUNDING)
@@ -162,9 +162,9 @@ def test_hidden_states_keep_the_type_of_activations(config, draw_model):
     model, policy = draw_model(config), Policy(operands="bfloat16", activations="bfloat16", scan=True)
     hidden = jax.eval_shape(partial(decoder.forward, config=config, policy=policy), model, TOKENS)
     assert hidden.dtype == jnp.bfloat16
-    past = no_past(config, batch=2, seq_len=12)
+    past = no_past(config, batch=2, seq_len=12, policy=policy)
     decode = partial(decoder.decode, config=config, policy=policy)
-    hidden, after = jax.eval_shape(decode, model, TOKENS, past, at=jnp.int32(0))
+    hidden, after = jax.eval_shape(decode, model, TOKENS, past, at=jnp.zeros(2, jnp.int32))
     assert hidden.dtype == jnp.bfloat16
     assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), past)
 
