@@ -34,7 +34,8 @@ def run(config: Path, /, *, out: Path, set_: Overrides = (), json: bool = False)
     from marin_train.loop import train
 
     result = train(load(config, overrides=set_), out)
-    _print(result.summary if json else f"loss {result.loss:.4f}\n{result.checkpoint}")
+    loss = "none: no token of the last steps counts" if result.loss is None else f"{result.loss:.4f}"
+    _print(result.summary if json else f"loss {loss}\n{result.checkpoint}")
 
 
 def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool = False) -> None:

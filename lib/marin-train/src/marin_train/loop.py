@@ -45,13 +45,13 @@ class TrainResult:
     Attributes:
         out_dir: the run's directory.
         checkpoint: the last step's checkpoint.
-        loss: training loss, nats a token, mean over the last steps.
+        loss: training loss, nats a token, mean over the last steps' tokens; None where none of them counts.
         summary: the run table's row, as in ``summary.json``.
     """
 
     out_dir: Path
     checkpoint: Path
-    loss: float
+    loss: float | None
     summary: dict[str, Any]
 
 
@@ -71,7 +71,7 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
         ExhaustedError: the epoch limits of the mixture's components leave less data than the run needs.
         TokenStoreError: a token store is absent, damaged, or does not fit the model.
         CheckpointError: the directory belongs to another run, or its data have changed.
-        DivergedError: the loss became infinite or NaN.
+        DivergedError: the loss or the gradient became infinite or NaN, more often than the guard lets pass.
         InterruptedRunError: SIGTERM or SIGINT arrived; the state was saved.
     """
     from marin_train.mesh import check_batch_size, make_mesh
@@ -80,7 +80,11 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
 
     out = Path(out_dir)
     mixture = Mixture.open(
-        config.data, batch_size=config.batch_size, vocab_size=config.model.vocab_size, steps=config.steps
+        config.data,
+        batch_size=config.batch_size,
+        batch_stages=config.batch_stages,
+        vocab_size=config.model.vocab_size,
+        steps=config.steps,
     )
     mesh = make_mesh(config.mesh)
     check_batch_size(mesh, config.batch_size)
@@ -102,7 +106,9 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
         told = (metrics, *trackers)
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
-        report = Report(config, record, metrics, trackers, step=step)
+        done = read_metrics(out / "metrics.jsonl")
+        loss_tokens = done[-1]["loss_tokens"] if done else 0
+        report = Report(config, record, metrics, trackers, step=step, loss_tokens=loss_tokens)
         train_step = make_train_step(config, policy=Policy.from_dict(record.policy), mesh=mesh)
         batches = stack.enter_context(prefetch(mixture, mesh, start=step, stop=config.steps))
         _run(config, state, train_step, start=step, batches=batches, writer=writer, report=report)
