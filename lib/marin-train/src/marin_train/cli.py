@@ -8,13 +8,17 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from marin_train.errors import MarinTrainError
+
+if TYPE_CHECKING:
+    from marin_train.tracking import Tracker
 
 Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="A.B=C"), tyro.conf.UseAppendAction]
 
@@ -33,7 +37,8 @@ def run(config: Path, /, *, out: Path, set_: Overrides = (), json: bool = False)
     from marin_train.config_files import load
     from marin_train.loop import train
 
-    result = train(load(config, overrides=set_), out)
+    with _progress() as trackers:
+        result = train(load(config, overrides=set_), out, trackers=trackers)
     loss = "none: no token of the last steps counts" if result.loss is None else f"{result.loss:.4f}"
     _print(result.summary if json else f"loss {loss}\n{result.checkpoint}")
 
@@ -185,7 +190,9 @@ def data(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command's entry point; exits with the codes of the module's docstring."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    from marin_train.progress import StderrHandler
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[StderrHandler()])
     # Progress is ours to tell; what the libraries below have to say is not, unless it warns.
     logging.getLogger("marin_train").setLevel(logging.INFO)
     commands = {
@@ -216,6 +223,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)
+
+
+@contextmanager
+def _progress() -> Generator[list["Tracker"]]:
+    """A line that is drawn anew on a terminal; elsewhere none, and the loop logs plain ones."""
+    if not sys.stderr.isatty():
+        yield []
+        return
+    from marin_train.progress import ProgressLine
+
+    plain = logging.getLogger("marin_train.reporting")
+    level, line = plain.level, ProgressLine()
+    plain.setLevel(logging.WARNING)
+    try:
+        yield [line]
+    finally:
+        line.close()
+        plain.setLevel(level)
 
 
 def _print(result: Any) -> None:
