@@ -4,7 +4,7 @@ The schedule is 1F1B in lockstep. At tick t, stage s of S reads microbatch ``t -
 ``t - 2 (S - 1) + s`` backward, where there is such a one: the last stage turns a microbatch round in the tick in which
 it arrives, every other one sees it again ``2 (S - 1 - s)`` ticks later. A stage keeps what a microbatch looked like
 when it came in, for as long as that takes, and recomputes the rest in the backward pass: memory grows with the number
-of stages and not with that of microbatches. Of the ``M + 2 (S - 1)`` ticks, the ``2 (S - 1)`` at the ends are the bubble.
+of stages and not with that of microbatches. Of the ``M + 2 (S - 1)`` ticks, ``2 (S - 1)`` at the ends are the bubble.
 
 Results are sums over the microbatches, as accumulation's are, so that a loss does not depend on how a model is cut.
 
