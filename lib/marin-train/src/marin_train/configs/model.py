@@ -1,5 +1,6 @@
 """The shape of a model: a family reads the fields that its checkpoints have, and refuses those it has no use for."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,14 +32,40 @@ class RopeScaling:
     attention_factor: float | None = None
     """``yarn`` and ``longrope``: factor of queries and keys; by default what the paper derives from ``factor``."""
     short_factor: tuple[float, ...] = ()
-    """``longrope``: a divisor for each pair, for sequences up to ``original_max_seq_len``."""
+    """``longrope``: a divisor for each pair, where the model's ``max_seq_len`` is at most the original one."""
     long_factor: tuple[float, ...] = ()
-    """``longrope``: a divisor for each pair, for longer ones."""
+    """``longrope``: a divisor for each pair, where it is more."""
 
     def __post_init__(self) -> None:
+        if self.kind not in _SCALING_FIELDS:
+            raise ConfigError(f"RopeScaling.kind={self.kind!r} is not one of: {', '.join(_SCALING_FIELDS)}")
         positive(self, "factor")
         if self.kind != "linear" and self.original_max_seq_len is None:
             raise ConfigError(f"RopeScaling.original_max_seq_len is missing; kind={self.kind!r} needs it")
+        for field in dataclasses.fields(self):
+            used = ("kind", "factor", *_SCALING_FIELDS[self.kind])
+            if field.name not in used and getattr(self, field.name) != field.default:
+                raise ConfigError(
+                    f"RopeScaling.{field.name}={getattr(self, field.name)!r} changes nothing with kind={self.kind!r}; "
+                    f"leave it out"
+                )
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ConfigError(
+                f"RopeScaling.low_freq_factor={self.low_freq_factor} must be below "
+                f"high_freq_factor={self.high_freq_factor}"
+            )
+        for name in ("short_factor", "long_factor"):
+            if self.kind == "longrope" and (not getattr(self, name) or min(getattr(self, name)) <= 0):
+                raise ConfigError(f"RopeScaling.{name}={getattr(self, name)} needs a positive divisor for each pair")
+
+
+_SCALING_FIELDS = {
+    "linear": (),
+    "llama3": ("original_max_seq_len", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_max_seq_len", "beta_fast", "beta_slow", "attention_factor"),
+    "longrope": ("original_max_seq_len", "attention_factor", "short_factor", "long_factor"),
+}
+"""What each kind reads beside the factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +133,20 @@ class ModelConfig:
             raise ConfigError(
                 f"ModelConfig.rotary_dim={self.rotary_dim} must be even and at most head_dim={self.head_dim}"
             )
-        if self.global_every is not None and self.sliding_window is None:
-            raise ConfigError(
-                f"ModelConfig.global_every={self.global_every} without a sliding_window changes nothing; set one, or "
-                f"leave it out"
-            )
+        for name in ("global_every", "local_rope_theta"):
+            if getattr(self, name) is not None and self.sliding_window is None:
+                raise ConfigError(
+                    f"ModelConfig.{name}={getattr(self, name)} without a sliding_window changes nothing; set one, or "
+                    f"leave it out"
+                )
+        self._check_divisors()
+
+    def _check_divisors(self) -> None:
+        pairs = (self.rotary_dim or self.head_dim) // 2
+        for name in ("short_factor", "long_factor"):
+            divisors = () if self.rope_scaling is None else getattr(self.rope_scaling, name)
+            if divisors and len(divisors) != pairs:
+                raise ConfigError(f"RopeScaling.{name} has {len(divisors)} divisors, a head has {pairs} pairs to turn")
 
     @property
     def padded_vocab_size(self) -> int:
