@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import shutil
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from marin_train import checkpoints as checkpoints_module
+from marin_train.certificates import read_certificate, write_certificate
 from marin_train.checkpoints import checkpoints, find, load_model, named_leaves
 from marin_train.configs import TrainConfig
 from marin_train.errors import CheckpointError, MarinTrainError
@@ -32,19 +33,29 @@ def _flip_a_byte(checkpoint: Path) -> None:
     file.write_bytes(bytes(raw))
 
 
-def _forge_a_digest(checkpoint: Path) -> None:
-    file = checkpoint / "certificate.json"
-    values = json.loads(file.read_text())
-    values["leaves"]["model"] = "0" * 64
-    file.write_text(json.dumps(values))
+def _change_a_digest(checkpoint: Path) -> None:
+    """As a certificate would be that was written for other leaves: whole in itself."""
+    certificate = read_certificate(checkpoint)
+    name, leaf = next(iter(certificate.leaves["model"].items()))
+    other = {name: dataclasses.replace(leaf, digest="0" * 16)}
+    leaves = certificate.leaves | {"model": certificate.leaves["model"] | other}
+    write_certificate(checkpoint, dataclasses.replace(certificate, leaves=leaves))
+
+
+def _replace(file: Path, old: bytes, new: bytes) -> None:
+    content = file.read_bytes()
+    assert old in content
+    file.write_bytes(content.replace(old, new))
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "a flipped byte": _flip_a_byte,
-    "leaves of another digest": _forge_a_digest,
+    "leaves of another digest": _change_a_digest,
     "a truncated file": lambda c: _largest_file(c, "model").write_bytes(b""),
     "a lost file": lambda c: _largest_file(c, "optimizer").unlink(),
     "no certificate": lambda c: (c / "certificate.json").unlink(),
+    "another configuration": lambda c: _replace(c / "config.json", b'"seed": 0', b'"seed": 1'),
+    "another step in the certificate": lambda c: _replace(c / "certificate.json", b'"step": 12', b'"step": 11'),
     "half a certificate": lambda c: (c / "certificate.json").write_text('{"step": 12'),
 }
 
@@ -101,22 +112,6 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_refused(run_copy: Path) -> No
     _largest_file(_newest(run_copy), "model").write_bytes(b"")
     with pytest.raises(CheckpointError, match="step-00000012 is damaged"):
         load_model(_newest(run_copy))
-
-
-def test_a_save_that_fails_is_said_and_the_one_before_it_stays(
-    tiny_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_leaves = checkpoints_module._save_leaves
-
-    def on_a_full_disk(path: Path, leaves: Mapping[str, np.ndarray]) -> None:
-        if "step-00000008" in str(path):
-            raise ValueError("OUT_OF_RANGE: Failed writing\nand more")
-        save_leaves(path, leaves)
-
-    monkeypatch.setattr(checkpoints_module, "_save_leaves", on_a_full_disk)
-    with pytest.raises(MarinTrainError, match=r"step 8 could not be written to .*: OUT_OF_RANGE: Failed writing; "):
-        train(tiny_config(), tmp_path / "out")
-    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-00000004"]
 
 
 def test_going_on_under_another_policy_is_refused(tiny_config: MakeConfig, run_copy: Path) -> None:
