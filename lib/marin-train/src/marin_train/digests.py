@@ -6,8 +6,8 @@ An array is read as unsigned words w, and its digest is the sum over all element
 
 with odd pseudo-random keys. A sum has no order, so every process adds up the shards that it holds, and the sums are
 added in turn: no array is ever in one place, and the digest of a state is the same on one device and on a thousand. A
-product of odd numbers is odd, hence one changed word always changes the sum; other damage escapes with a chance of about
-2**-32 or less. It is a check against accidents and no defence against forgery.
+product of odd numbers is odd, hence one changed word always changes the sum; other damage escapes with a chance of
+about 2**-32 or less. It is a check against accidents and no defence against forgery.
 
 See: Lemire and Kaser, Strongly universal string hashing is fast (2014), for multilinear sums with odd or random keys.
 """

@@ -5,7 +5,11 @@ process writes the shards that it holds, and reads those that the target's mesh 
 Leaves are read few at a time, so that what is on its way from the disk stays small beside the state.
 """
 
-from collections.abc import Iterator, Mapping
+import logging
+import sys
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,8 +140,9 @@ def check_shapes(wanted: Mapping[str, "jax.ShapeDtypeStruct"], recorded: Mapping
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of the layers below says, without their tracebacks."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """What an error of the layers below says in the end, without their tracebacks and paths within paths."""
+    line = str(error).strip().partition("\n")[0]
+    return line.rpartition('": ')[2].partition(" [os_error_code")[0] or type(error).__name__
 
 
 def _share(leaf: "jax.Array") -> int:
@@ -164,8 +169,12 @@ def _groups(wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield group
 
 
-def _checkpointer() -> "ocp.Checkpointer":
-    """Orbax, meeting the other processes through the coordinator: a background thread may not ask the devices."""
+@contextmanager
+def _checkpointer() -> "Generator[ocp.Checkpointer]":
+    """Orbax, meeting the other processes through the coordinator: a background thread may not ask the devices.
+
+    What it logs stays quiet: of an error it prints the traceback, though we catch it and say it in a line.
+    """
     import jax
     import orbax.checkpoint as ocp
 
@@ -177,7 +186,31 @@ def _checkpointer() -> "ocp.Checkpointer":
     )
     # Mantissas do not compress, and the attempt would take cores from the training step.
     handler = ocp.PyTreeCheckpointHandler(use_compression=False, multiprocessing_options=meeting)
-    return ocp.Checkpointer(handler, multiprocessing_options=meeting)
+    _drop_late_replies()
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with ocp.Checkpointer(handler, multiprocessing_options=meeting) as checkpointer:
+            yield checkpointer
+    finally:
+        log.setLevel(level)
+
+
+@cache
+def _drop_late_replies() -> None:
+    """From now on nothing is printed of reads and writes whose answer comes after Orbax gave up on one beside them.
+
+    Each would be a traceback of its own, from a thread in which nobody can catch it.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        error = unraisable.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _name(path: Any) -> str:

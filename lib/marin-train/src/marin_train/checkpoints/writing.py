@@ -42,9 +42,10 @@ class CheckpointWriter:
     Args:
         directory: where checkpoints go; created, and claimed for this process.
         facts: the run's identity.
+        like: the shapes, types and places of the states to come.
     """
 
-    def __init__(self, directory: Path, facts: RunFacts) -> None:
+    def __init__(self, directory: Path, facts: RunFacts, *, like: "TrainState") -> None:
         self._directory, self._facts, self._claim = directory, facts, uuid.uuid4().hex
         self._snapshots = Snapshots()
         if _is_first():
@@ -53,6 +54,8 @@ class CheckpointWriter:
             for leftover in directory.glob(f"{TEMPORARY}*"):
                 shutil.rmtree(leftover, ignore_errors=True)
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        # In the background, while the training step is compiled.
+        self._ready = self._pool.submit(self._snapshots.prepare, named_leaves(like))
         self._saving: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -84,6 +87,7 @@ class CheckpointWriter:
             raise
         except MarinTrainError as error:
             logger.error("%s; the run goes on, and tries again with step %d", error, step)
+        self._ready.result()
         snapshot = self._snapshots.take(named_leaves(state))
         self._saving = self._pool.submit(self._write, snapshot, step, permanent)
 
@@ -127,7 +131,7 @@ class CheckpointWriter:
             shutil.rmtree(temporary, ignore_errors=True)  # its space may be what the next one lacks
             raise MarinTrainError(
                 f"the checkpoint of step {step} could not be written to {self._directory}: {first_line(error)}; "
-                f"the one before it is intact"
+                f"those before it are intact"
             ) from None
 
     def _write_arrays(self, temporary: Path, leaves: "dict[str, jax.Array]") -> None:
