@@ -135,9 +135,11 @@ class CheckpointWriter:
             ) from None
 
     def _write_arrays(self, temporary: Path, leaves: "dict[str, jax.Array]") -> None:
-        for part, values in by_part(leaves).items():
-            save_leaves(temporary / part, values)
-        _write_json(temporary / _SHARES.format(_process()), shares(leaves))
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="digests") as beside:
+            digests = beside.submit(shares, leaves)
+            for part, values in by_part(leaves).items():
+                save_leaves(temporary / part, values)
+            _write_json(temporary / _SHARES.format(_process()), digests.result())
 
     def _write_certificate(
         self, temporary: Path, leaves: "dict[str, jax.Array]", *, step: int, permanent: bool
