@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from marin_train.config_files import from_dict, load
-from marin_train.configs import Stage, TrainConfig, to_dict
+from marin_train.configs import RopeScaling, Stage, TrainConfig, to_dict
 from marin_train.errors import ConfigError
 
 TOML = """
@@ -149,3 +150,19 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_the_tests_own_configuration_survives_the_round_trip(tiny_config: Callable[..., TrainConfig]) -> None:
     assert from_dict(TrainConfig, json.loads(json.dumps(to_dict(tiny_config())))) == tiny_config()
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        None,
+        RopeScaling(kind="llama3", factor=8.0, original_max_seq_len=8192),
+        RopeScaling(kind="longrope", original_max_seq_len=8, short_factor=(1.0,) * 4, long_factor=(1.5, 2.0, 4.0, 8.0)),
+    ],
+)
+def test_a_models_scaling_of_positions_survives_the_round_trip(
+    scaling: RopeScaling | None, tiny_config: Callable[..., TrainConfig]
+) -> None:
+    config = tiny_config()
+    config = dataclasses.replace(config, model=dataclasses.replace(config.model, rope_scaling=scaling))
+    assert from_dict(TrainConfig, json.loads(json.dumps(to_dict(config)))) == config

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from marin_train import models
 from marin_train.configs import ModelConfig
 from marin_train.flops import flops_per_token, num_params
 
@@ -60,4 +61,5 @@ def test_padding_of_the_vocabulary_costs_no_parameters_and_no_products():
     padded = dataclasses.replace(SHAPE, vocab_multiple=64)
     assert padded.padded_vocab_size == 128
     assert num_params(padded) == num_params(SHAPE)
+    assert models.family(padded).parameter_table(padded).stored_size == num_params(SHAPE) + 2 * 28 * 16
     assert flops_per_token(padded, seq_len=8, causal=True) == flops_per_token(SHAPE, seq_len=8, causal=True)

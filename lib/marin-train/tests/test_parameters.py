@@ -134,3 +134,26 @@ def test_every_leaf_says_where_it_lies_in_a_published_checkpoint():
     keys = [p.hf_key for p in table]
     assert len(set(keys)) == len(keys)
     assert all(("{layer}" in p.hf_key) == (p.dims[0] == "layer") for p in table)
+
+
+def test_only_the_vocabulary_is_padded():
+    with pytest.raises(ParameterError, match="w: only a dim 'vocab' is padded"):
+        matrix("w", (4, 6), dims=("a", "b"), hf_key="w", padding=2)
+
+
+@pytest.mark.parametrize("family", models.FAMILIES)
+def test_every_leaf_of_every_family_says_where_it_lies_in_a_published_checkpoint(family):
+    config = dataclasses.replace(SHAPE, family=family)
+    keys = {p.path: p.hf_key for p in models.family(config).parameter_table(config)}
+    assert len(set(keys.values())) == len(keys)
+    assert all(("{layer}" in key) == path.startswith("layers.") for path, key in keys.items())
+    norms = {
+        "layers.attention_norm": "input_layernorm",
+        "layers.attention_post_norm": "post_attention_layernorm",
+        "layers.mlp_norm": "pre_feedforward_layernorm" if family == "gemma3" else "post_attention_layernorm",
+        "layers.mlp_post_norm": "post_feedforward_layernorm",
+        "layers.attention.query_norm": "self_attn.q_norm",
+        "layers.attention.key_norm": "self_attn.k_norm",
+    }
+    for path, name in norms.items():
+        assert keys.get(path, f"model.layers.{{layer}}.{name}.weight") == f"model.layers.{{layer}}.{name}.weight"

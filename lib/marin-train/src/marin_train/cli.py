@@ -8,18 +8,22 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from marin_train.errors import MarinTrainError
 
+if TYPE_CHECKING:
+    from marin_train.tracking import Tracker
+
 Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="A.B=C"), tyro.conf.UseAppendAction]
 
 
-def run(config: Path, /, *, out: Path, set_: Overrides = (), json: bool = False) -> None:
+def run(config: Path, /, *, out: Path, set_: Overrides = (), profile: str | None = None, json: bool = False) -> None:
     """Train a model, or go on where a run was stopped.
 
     Example: marin-train run nano.toml --set optimizer.learning_rate=0.002 --out runs/nano
@@ -28,13 +32,18 @@ def run(config: Path, /, *, out: Path, set_: Overrides = (), json: bool = False)
         config: the run's configuration, .json or .toml, nested like TrainConfig.
         out: the run's directory.
         set_: override one field, by its dotted name; may be given again.
+        profile: steps to trace into the run's directory, as START:STOP.
         json: print the run's summary as JSON.
     """
     from marin_train.config_files import load
     from marin_train.loop import train
+    from marin_train.profiling import ProfileWindow
 
-    result = train(load(config, overrides=set_), out)
-    _print(result.summary if json else f"loss {result.loss:.4f}\n{result.checkpoint}")
+    window = None if profile is None else ProfileWindow.parse(profile)
+    with _progress() as trackers:
+        result = train(load(config, overrides=set_), out, trackers=trackers, profile=window)
+    loss = "none: no token of the last steps counts" if result.loss is None else f"{result.loss:.4f}"
+    _print(result.summary if json else f"loss {loss}\n{result.checkpoint}")
 
 
 def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool = False) -> None:
@@ -165,7 +174,12 @@ def data(
         raise ConfigError(f"--steps {num_steps}: must be positive")
     if step is not None and (step < 0 or diff):
         raise ConfigError(f"--step {step}: must be 0 or more, and not beside --diff")
-    mixtures = [Mixture.open(run.data, batch_size=run.batch_size, vocab_size=run.model.vocab_size) for run in runs]
+    mixtures = [
+        Mixture.open(
+            run.data, batch_size=run.batch_size, batch_stages=run.batch_stages, vocab_size=run.model.vocab_size
+        )
+        for run in runs
+    ]
     if step is not None:
         rows = listing.list_rows(mixtures[0], step)
         _print([row.to_dict() for row in rows] if json else listing.to_text(rows, step=step))
@@ -179,7 +193,9 @@ def data(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command's entry point; exits with the codes of the module's docstring."""
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    from marin_train.progress import StderrHandler
+
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[StderrHandler()])
     # Progress is ours to tell; what the libraries below have to say is not, unless it warns.
     logging.getLogger("marin_train").setLevel(logging.INFO)
     commands = {
@@ -210,6 +226,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)
+
+
+@contextmanager
+def _progress() -> Generator[list["Tracker"]]:
+    """A line that is drawn anew on a terminal; elsewhere none, and the loop logs plain ones."""
+    if not sys.stderr.isatty():
+        yield []
+        return
+    from marin_train.progress import ProgressLine
+
+    plain = logging.getLogger("marin_train.reporting")
+    level, line = plain.level, ProgressLine()
+    plain.setLevel(logging.WARNING)
+    try:
+        yield [line]
+    finally:
+        line.close()
+        plain.setLevel(level)
 
 
 def _print(result: Any) -> None:

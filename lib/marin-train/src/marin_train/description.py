@@ -3,6 +3,7 @@
 from typing import Any
 
 from marin_train.configs import TrainConfig
+from marin_train.data.batch_sizes import BatchSizes
 
 
 def describe(config: TrainConfig) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def describe(config: TrainConfig) -> dict[str, Any]:
 
     table = models.family(config.model).parameter_table(config.model)
     per_step = config.batch_size * config.data.seq_len
+    tokens = BatchSizes(config.batch_size, config.batch_stages).offset(config.steps) * config.data.seq_len
     flops = {
         name: flops_per_token(config.model, seq_len=config.data.seq_len, causal=causal)
         for name, causal in (("causal", True), ("full", False))
@@ -36,11 +38,11 @@ def describe(config: TrainConfig) -> dict[str, Any]:
         "num_params": num_params(config.model),
         "num_params_non_embedding": sum(p.size for p in table if p.role not in ("embed", "head")),
         "tokens_per_step": per_step,
-        "tokens": per_step * config.steps,
+        "tokens": tokens,
         "flops_per_token": flops,
-        "flops_total": flops["full"] * per_step * config.steps,
+        "flops_total": flops["full"] * tokens,
         # Parameters and Adam's two moments, four bytes each.
-        "state_bytes": 3 * 4 * table.size,
+        "state_bytes": 3 * 4 * table.stored_size,
     }
 
 

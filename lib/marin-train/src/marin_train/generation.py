@@ -1,17 +1,18 @@
-"""Generation: continuations of prompts, batched, by one compiled program that moves all of them on by a token.
+"""Generation: continuations of prompts, batched, by one compiled program that reads all prompts and draws all tokens.
 
-A prompt is read as the beginning of a document: after an end-of-sequence id, as documents stand in training. All rows
-stand at the same position and keep the keys and values of the tokens before it, so that a step costs one token; the
-token behind it is the prompt's, as long as there is one, and then drawn. A continuation ends before the
-end-of-sequence id that the model drew, at ``max_new_tokens``, or where the window, the sequence length of training, is
-full.
+A prompt is read as the beginning of a document: after an end-of-sequence id, as documents stand in training. Prompts
+are read in one pass and keep their keys and values, so that every token after them costs one; rows go on from where
+their own prompts end. A continuation ends before the end-of-sequence id that the model drew, at ``max_new_tokens``, or
+where the window, the sequence length of training, is full. Keys and values take ``2 * layers * rows * width *
+kv_heads * head_dim`` numbers, ``width`` being the longest prompt with its continuation.
 
 Randomness is keyed by (seed, row, position): equal calls give equal texts, and a prompt's text does not depend on what
 the prompts after it are.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Float, Int
 
     from marin_train.blocks import Past
-
-_ASK_EVERY = 16
-"""Steps between two looks at whether all rows have ended: each look waits for the device."""
 
 
 def generate(
@@ -98,6 +96,24 @@ def _buffer(encoded: Sequence[Sequence[int]], *, window: int, max_new_tokens: in
     return tokens, lengths
 
 
+class _Rows(NamedTuple):
+    """The continuations so far.
+
+    Attributes:
+        tokens: Int32[rows, width], prompts and what was drawn.
+        ends: Int32[rows], how many of them count.
+        done: Bool[rows].
+        hidden: Float[rows, embed], of each row's last token.
+        past: keys and values of all that counts.
+    """
+
+    tokens: "Array"
+    ends: "Array"
+    done: "Array"
+    hidden: "Array"
+    past: "Past"
+
+
 def _continue(
     trained: TrainedModel,
     tokens: np.ndarray,
@@ -110,60 +126,57 @@ def _continue(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws up to ``num_steps`` tokens a row; the filled buffer, and where each continuation ends."""
     import jax
-    import jax.numpy as jnp
 
-    from marin_train.blocks import no_past
-
-    num_rows, width = tokens.shape
-    step = _make_step(trained, temperature=temperature, top_p=top_p)
-    stops = jnp.asarray(np.minimum(lengths + num_steps, width))
-    rows = _Rows(jnp.asarray(tokens), jnp.asarray(lengths), jnp.zeros(num_rows, bool))
-    past, key = no_past(trained.config.model, batch=num_rows, seq_len=width), jax.random.key(seed)
-    for at in range(width - 1):
-        rows, past = step(trained.model, rows, past, np.int32(at), stops, key)
-        if at % _ASK_EVERY == _ASK_EVERY - 1 and bool(rows.done.all()):
-            break
-    return np.asarray(rows.tokens), np.asarray(rows.ends)
+    stops = np.minimum(lengths + num_steps, tokens.shape[1])
+    run = jax.jit(partial(_fill, trained, widest=int(lengths.max()), temperature=temperature, top_p=top_p))
+    rows = run(trained.model, tokens, lengths, stops, jax.random.key(seed))
+    return np.asarray(rows[0]), np.asarray(rows[1])
 
 
-class _Rows(NamedTuple):
-    """The continuations so far.
-
-    Attributes:
-        tokens: Int32[rows, width], prompts and what was drawn.
-        ends: Int32[rows], how many of them count.
-        done: Bool[rows].
-    """
-
-    tokens: "Array"
-    ends: "Array"
-    done: "Array"
-
-
-def _make_step(trained: TrainedModel, *, temperature: float, top_p: float) -> Callable[..., tuple[_Rows, "Past"]]:
-    """The compiled step: reads the token at a position, and appends one to each row that ends there and is not done."""
+def _fill(
+    trained: TrainedModel,
+    model: Any,
+    tokens: "Int[Array, 'rows width']",
+    lengths: "Int[Array, ' rows']",
+    stops: "Int[Array, ' rows']",
+    key: "Array",
+    *,
+    widest: int,
+    temperature: float,
+    top_p: float,
+) -> tuple["Array", "Array"]:
+    """Tokens and ends once no row goes on; prompts have up to ``widest`` tokens."""
     import jax
     import jax.numpy as jnp
 
+    from marin_train.blocks import no_past
     from marin_train.models import family
     from marin_train.models.decoder import decode, logits
 
     config, policy, eos = trained.config.model, trained.policy, trained.special_ids["eos"]
-    head = family(config).head
+    num_rows, width = tokens.shape
+    each = jnp.arange(num_rows)
+    # What stands behind a shorter prompt is read too; its keys are overwritten before a token can see them.
+    past = no_past(config, batch=num_rows, seq_len=width, policy=policy)
+    hidden, past = decode(model, tokens[:, :widest], past, at=jnp.zeros_like(lengths), config=config, policy=policy)
+    head = family(config).head(model)
 
-    def step(model: Any, rows: _Rows, past: "Past", at: "Array", stops: "Array", key: "Array") -> tuple[_Rows, "Past"]:
-        hidden, past = decode(model, rows.tokens[:, at][:, None], past, at=at, config=config, policy=policy)
-        scores = logits(hidden, head(model), config=config, policy=policy)[:, 0]
-        keys = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), at + 1))(jnp.arange(stops.size))
-        drawn = jax.vmap(lambda k, row: _draw(k, row, temperature=temperature, top_p=top_p))(keys, scores)
-        at_end = rows.ends == at + 1
-        done = rows.done | (at_end & (drawn == eos) if eos is not None else False)
-        grows = at_end & ~done
-        tokens = rows.tokens.at[:, at + 1].set(jnp.where(grows, drawn, rows.tokens[:, at + 1]))
-        ends = rows.ends + grows
-        return _Rows(tokens, ends, done | (ends == stops)), past
+    def step(rows: _Rows) -> _Rows:
+        scores = logits(rows.hidden[:, None], head, config=config, policy=policy)[:, 0]
+        keys = jax.vmap(lambda row, at: jax.random.fold_in(jax.random.fold_in(key, row), at))(each, rows.ends)
+        drawn = jax.vmap(partial(_draw, temperature=temperature, top_p=top_p))(keys, scores)
+        done = rows.done if eos is None else rows.done | (drawn == eos)
+        # A row that is done writes its last token again.
+        at = jnp.minimum(rows.ends, width - 1)
+        tokens = rows.tokens.at[each, at].set(jnp.where(done, rows.tokens[each, at], drawn))
+        ends = rows.ends + ~done
+        last = jnp.maximum(ends - 1, 0)
+        hidden, past = decode(model, tokens[each, last][:, None], rows.past, at=last, config=config, policy=policy)
+        return _Rows(tokens, ends, done | (ends == stops), hidden[:, 0], past)
 
-    return jax.jit(step, donate_argnums=2)
+    start = _Rows(tokens, lengths, jnp.zeros(num_rows, bool), hidden[each, lengths - 1], past)
+    rows = jax.lax.while_loop(lambda rows: ~rows.done.all(), step, start)
+    return rows.tokens, rows.ends
 
 
 def _draw(key: "Array", logits: "Float[Array, ' vocab']", *, temperature: float, top_p: float) -> "Int[Array, '']":

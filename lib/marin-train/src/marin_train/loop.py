@@ -14,7 +14,7 @@ checkpoints written in background threads. Only a checkpoint's copy to the host 
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from marin_train.checkpoints import CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.errors import ExhaustedError, InterruptedRunError
+from marin_train.profiling import Profiler, ProfileWindow
 from marin_train.reporting import Report
 from marin_train.run_record import SUMMARY, RunRecord, open_record, summarise, write_json
 from marin_train.signals import stop_signals
@@ -45,23 +46,39 @@ class TrainResult:
     Attributes:
         out_dir: the run's directory.
         checkpoint: the last step's checkpoint.
-        loss: training loss, nats a token, mean over the last steps.
+        loss: training loss, nats a token, mean over the last steps' tokens; None where none of them counts.
         summary: the run table's row, as in ``summary.json``.
     """
 
     out_dir: Path
     checkpoint: Path
-    loss: float
+    loss: float | None
     summary: dict[str, Any]
 
 
-def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracker] = ()) -> TrainResult:
+Hook = Callable[[int, "TrainState"], object]
+"""Called after every step with its number, counted from 1, and the state behind it.
+
+The state may still be under way, and is gone with the next step: what a hook keeps of it, it must copy.
+"""
+
+
+def train(
+    config: TrainConfig,
+    out_dir: str | Path,
+    *,
+    trackers: Sequence[Tracker] = (),
+    hooks: Sequence[Hook] = (),
+    profile: ProfileWindow | None = None,
+) -> TrainResult:
     """Trains a model, from the start or from wherever an earlier call in ``out_dir`` was stopped.
 
     Args:
         config: the run; all that decides its result.
         out_dir: the run's directory; created where absent. A finished run there is returned as it is.
         trackers: told of every step beside ``metrics.jsonl``.
+        hooks: called after every step.
+        profile: steps to trace into ``out_dir/profile``.
 
     Returns:
         The finished run.
@@ -71,7 +88,7 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
         ExhaustedError: the epoch limits of the mixture's components leave less data than the run needs.
         TokenStoreError: a token store is absent, damaged, or does not fit the model.
         CheckpointError: the directory belongs to another run, or its data have changed.
-        DivergedError: the loss became infinite or NaN.
+        DivergedError: the loss or the gradient became infinite or NaN, more often than the guard lets pass.
         InterruptedRunError: SIGTERM or SIGINT arrived; the state was saved.
     """
     from marin_train.mesh import check_batch_size, make_mesh
@@ -80,7 +97,11 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
 
     out = Path(out_dir)
     mixture = Mixture.open(
-        config.data, batch_size=config.batch_size, vocab_size=config.model.vocab_size, steps=config.steps
+        config.data,
+        batch_size=config.batch_size,
+        batch_stages=config.batch_stages,
+        vocab_size=config.model.vocab_size,
+        steps=config.steps,
     )
     mesh = make_mesh(config.mesh)
     check_batch_size(mesh, config.batch_size)
@@ -103,10 +124,14 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
         told = (metrics, *trackers)
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
-        report = Report(config, record, metrics, trackers, step=step)
+        done = read_metrics(out / "metrics.jsonl")
+        loss_tokens = done[-1]["loss_tokens"] if done else 0
+        report = Report(config, record, metrics, trackers, step=step, loss_tokens=loss_tokens)
         train_step = make_train_step(config, policy=Policy.from_dict(record.policy), mesh=mesh)
         batches = stack.enter_context(prefetch(mixture, mesh, start=step, stop=config.steps))
-        _run(config, state, train_step, start=step, batches=batches, writer=writer, report=report)
+        profiler = stack.enter_context(closing(Profiler(profile, out / "profile")))
+        watched = _watched(train_step, hooks, profiler)
+        _run(config, state, watched, start=step, batches=batches, writer=writer, report=report)
         rows = read_metrics(out / "metrics.jsonl")
         tokens_unique = mixture.num_unique_tokens(config.steps)
         summary = summarise(record, rows, config=config, tokens_unique=tokens_unique, mixture=mixture.digest)
@@ -119,7 +144,7 @@ def train(config: TrainConfig, out_dir: str | Path, *, trackers: Sequence[Tracke
 def _run(
     config: TrainConfig,
     state: "TrainState",
-    train_step: "TrainStep",
+    train_step: "Callable[[int, TrainState, Batch], tuple[TrainState, dict[str, Any]]]",
     *,
     start: int,
     batches: Iterable["Batch"],
@@ -130,7 +155,7 @@ def _run(
     saved_at = time.monotonic()
     with stop_signals() as stop:
         for step, batch in enumerate(batches, start + 1):
-            state, metrics = train_step(state, batch)
+            state, metrics = train_step(step, state, batch)
             report.push(step, metrics)
             last, permanent = step == config.steps, _is_permanent(config, step)
             by_time = time.monotonic() - saved_at >= config.checkpoint_seconds and not writer.busy
@@ -145,6 +170,22 @@ def _run(
                     f"stopped by a signal; saved after step {step} of {config.steps}, where the same call goes on"
                 )
     writer.wait()
+
+
+def _watched(
+    train_step: "TrainStep", hooks: Sequence[Hook], profiler: Profiler
+) -> "Callable[[int, TrainState, Batch], tuple[TrainState, dict[str, Any]]]":
+    """The step of a number, with what looks on from outside."""
+
+    def run(step: int, state: "TrainState", batch: "Batch") -> "tuple[TrainState, dict[str, Any]]":
+        profiler.before(step)
+        state, metrics = train_step(state, batch)
+        for hook in hooks:
+            hook(step, state)
+        profiler.after(step, metrics)
+        return state, metrics
+
+    return run
 
 
 def _is_permanent(config: TrainConfig, step: int) -> bool:

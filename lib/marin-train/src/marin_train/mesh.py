@@ -47,14 +47,15 @@ def sharding(mesh: Mesh, dims: Iterable[str]) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*(RULES.get(dim) for dim in dims)))
 
 
-def check_batch_size(mesh: Mesh, batch_size: int) -> None:
-    """Refuse a batch that the mesh cannot share out equally.
+def check_batch_size(mesh: Mesh, batch_size: int, *, num_parts: int = 1) -> None:
+    """Refuse a batch that the mesh cannot share out equally, each of the parts that it is gone through in.
 
     Raises:
         ConfigError: naming the batch size and the number of shares.
     """
     num_shares = math.prod(mesh.shape[axis] for axis in RULES["batch"])
-    if batch_size % num_shares:
+    if batch_size % (num_shares * num_parts):
+        parts = f" times TrainConfig.accumulation={num_parts}" if num_parts > 1 else ""
         raise ConfigError(
-            f"TrainConfig.batch_size={batch_size} must be a multiple of the mesh's {num_shares} data shares"
+            f"TrainConfig.batch_size={batch_size} must be a multiple of the mesh's {num_shares} data shares{parts}"
         )

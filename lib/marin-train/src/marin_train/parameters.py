@@ -164,6 +164,11 @@ class ParameterTable:
         """The number of values in all leaves, those that pad them left out."""
         return sum(p.size for p in self.parameters)
 
+    @property
+    def stored_size(self) -> int:
+        """The number of values that memory holds, padding included."""
+        return sum(math.prod(p.shape) for p in self.parameters)
+
 
 def map_parameters(fn: Callable[[Parameter], Any], table: ParameterTable, model: Any) -> Any:
     """A tree of the model's structure holding `fn` of each leaf's declaration.

@@ -1,10 +1,10 @@
-"""Pipeline parallelism: each stage of the mesh holds its share of the layers, and microbatches pass from one to the next.
+"""Pipeline parallelism: each stage of the mesh holds its share of the layers, and microbatches go from one to the next.
 
 The schedule is 1F1B in lockstep. At tick t, stage s of S reads microbatch ``t - s`` forward and microbatch
 ``t - 2 (S - 1) + s`` backward, where there is such a one: the last stage turns a microbatch round in the tick in which
-it arrives, every other one sees it again ``2 (S - 1 - s)`` ticks later. A stage keeps what a microbatch looked like when
-it came in, for as long as that takes, and recomputes the rest in the backward pass: memory grows with the number of
-stages and not with that of microbatches. Of the ``M + 2 (S - 1)`` ticks, the ``2 (S - 1)`` at the ends are the bubble.
+it arrives, every other one sees it again ``2 (S - 1 - s)`` ticks later. A stage keeps what a microbatch looked like
+when it came in, for as long as that takes, and recomputes the rest in the backward pass: memory grows with the number
+of stages and not with that of microbatches. Of the ``M + 2 (S - 1)`` ticks, ``2 (S - 1)`` at the ends are the bubble.
 
 Results are sums over the microbatches, as accumulation's are, so that a loss does not depend on how a model is cut.
 
@@ -148,7 +148,7 @@ def _run_stage(
     def tick(flight: _Flight, t: Array) -> tuple[_Flight, None]:
         f, b = forward_at(t, stage=stage), backward_at(t, stage=stage, num_stages=num_stages)
         going, coming = _one(microbatches, f), _one(microbatches, b)
-        goes, comes = (0 <= f) & (f < num_microbatches), (0 <= b) & (b < num_microbatches)
+        goes, comes = (f >= 0) & (f < num_microbatches), (b >= 0) & (b < num_microbatches)
         x = jax.lax.cond(is_first, lambda: embedded(rest, going), lambda: flight.ahead)
         y = through_layers(layers, x, going)
         inputs = flight.inputs.at[f % places].set(x)

@@ -1,4 +1,10 @@
-"""Metrics on their way from the device to the trackers: one step behind, so that no step is waited for."""
+"""Metrics on their way from the device to the trackers: one step behind, so that no step is waited for.
+
+A row counts two kinds of tokens, both from the run's first step on: ``tokens`` are the positions gone through, which is
+what a step computes and what rates and utilisation are of; ``loss_tokens`` are those that the masks let count, which is
+what its loss is a mean over. Where none counts, or the loss is no number, the row's ``loss`` is null and not a number
+that a mean could take in.
+"""
 
 import logging
 import math
@@ -7,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marin_train.configs import TrainConfig
+from marin_train.data.batch_sizes import BatchSizes
 from marin_train.errors import DivergedError
 from marin_train.run_record import RunRecord
 from marin_train.tracking import JsonlTracker, Tracker
@@ -15,15 +22,31 @@ logger = logging.getLogger(__name__)
 
 
 class Report:
-    """Metrics on their way from the device to the trackers, one step behind."""
+    """Metrics on their way from the device to the trackers, one step behind.
+
+    Args:
+        config: the run.
+        record: what its first start decided.
+        metrics: the run's own rows, already started.
+        trackers: told of every row beside it.
+        step: steps done before.
+        loss_tokens: how many tokens counted in their losses.
+    """
 
     def __init__(
-        self, config: TrainConfig, record: RunRecord, metrics: JsonlTracker, trackers: Sequence[Tracker], *, step: int
+        self,
+        config: TrainConfig,
+        record: RunRecord,
+        metrics: JsonlTracker,
+        trackers: Sequence[Tracker],
+        *,
+        step: int,
+        loss_tokens: int,
     ) -> None:
         from marin_train.flops import flops_per_token
 
         self._config, self._metrics, self._trackers = config, metrics, (metrics, *trackers)
-        self._tokens = config.batch_size * config.data.seq_len
+        self._sizes, self._loss_tokens = BatchSizes(config.batch_size, config.batch_stages), loss_tokens
         self._cost = {
             name: flops_per_token(config.model, seq_len=config.data.seq_len, causal=causal) / record.peak_flops
             for name, causal in (("mfu_causal", True), ("mfu_full", False))
@@ -45,28 +68,20 @@ class Report:
         if self._pending is None:
             return
         (step, metrics, done_at), self._pending = self._pending, None
-        values = {name: float(value) for name, value in metrics.items()}
-        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-            raise DivergedError(
-                f"step {step} has loss {values['loss']} and gradient norm {values['grad_norm']}; lower "
-                f"OptimizerConfig.learning_rate={self._config.optimizer.learning_rate} or lengthen "
-                f"ScheduleConfig.warmup={self._config.schedule.warmup}"
-            )
-        if not values["num_tokens"] and not self._told_of_nothing:
-            self._told_of_nothing = True
-            logger.warning(
-                "step %d: no token of its batch counts in the loss, which is told as 0; see the masks of the stores",
-                step,
-            )
+        values = {name: value.item() for name, value in _fetched(metrics).items()}
+        self._check(step, values)
+        self._loss_tokens += values["num_tokens"]
         now = done_at or time.perf_counter()
         seconds, self._row_at = now - self._row_at, now
-        rate = self._tokens / seconds
+        rate = self._tokens(step - 1, step) / seconds
         row = {
             "step": step,
-            "loss": values["loss"],
-            "tokens": step * self._tokens,
+            "loss": _number(values["loss"]) if values["num_tokens"] else None,
+            "tokens": self._tokens(0, step),
+            "loss_tokens": self._loss_tokens,
             "lr": values["lr"],
-            "grad_norm": values["grad_norm"],
+            "grad_norm": _number(values["grad_norm"]),
+            "skipped": values["skipped"],
             "step_time_s": seconds,
             "tokens_per_s": rate,
             **{name: cost * rate for name, cost in self._cost.items()},
@@ -75,6 +90,32 @@ class Report:
             tracker.log(row)
         if step % self._config.log_every == 0 or step == self._config.steps:
             self._progress(step, values["loss"], now)
+
+    def _check(self, step: int, values: Mapping[str, Any]) -> None:
+        """Ends a run that has diverged, and tells of a step that is not as others are."""
+        loss, grad_norm, guard = values["loss"], values["grad_norm"], self._config.guard
+        if values["nonfinite"] > guard.max_nonfinite:
+            before = f", as had the {guard.max_nonfinite} steps before it no finite ones" if guard.max_nonfinite else ""
+            raise DivergedError(
+                f"step {step} has loss {loss} and gradient norm {grad_norm}{before}; lower "
+                f"OptimizerConfig.learning_rate={self._config.optimizer.learning_rate} or lengthen "
+                f"ScheduleConfig.warmup={self._config.schedule.warmup}; a lone bad batch is passed over with "
+                f"GuardConfig.max_nonfinite={guard.max_nonfinite + 1}"
+            )
+        if values["skipped"]:
+            logger.warning(
+                "step %d: loss %.4g and gradient norm %.4g are out of line; it changed nothing", step, loss, grad_norm
+            )
+        if not values["num_tokens"] and not self._told_of_nothing:
+            self._told_of_nothing = True
+            logger.warning(
+                "step %d: no token of its batch counts in the loss, which is told as null; see the masks of the stores",
+                step,
+            )
+
+    def _tokens(self, start: int, stop: int) -> int:
+        """Positions that are gone through after the first ``start`` steps, up to the ``stop``-th."""
+        return (self._sizes.offset(stop) - self._sizes.offset(start)) * self._config.data.seq_len
 
     def sync(self) -> None:
         """Fetches what is kept, and waits until all rows are on the disk."""
@@ -85,7 +126,7 @@ class Report:
         """One plain line, its rates those since the line before."""
         seconds, steps = now - self._line_at, step - self._line_step
         self._line_at, self._line_step = now, step
-        rate = self._tokens * steps / seconds
+        rate = self._tokens(step - steps, step) / seconds
         logger.info(
             "step %d/%d  loss %.3f  %s tokens/s  mfu %.0f%%  eta %.0f s",
             step,
@@ -95,3 +136,15 @@ class Report:
             100 * self._cost["mfu_causal"] * rate,
             (self._config.steps - step) * seconds / steps,
         )
+
+
+def _fetched(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The step's scalars on the host, in one wait for all of them."""
+    import jax
+
+    return jax.device_get({name: value for name, value in metrics.items() if name != "watch"})
+
+
+def _number(value: float) -> float | None:
+    """What JSON has a word for."""
+    return value if math.isfinite(value) else None

@@ -11,17 +11,19 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from marin_train.certificates import CADENCE, check_same_run, flatten
 from marin_train.configs import TrainConfig, to_dict
+from marin_train.data.batch_sizes import BatchSizes
 from marin_train.errors import CheckpointError, ConfigError
 
 RECORD = "run.json"
 SUMMARY = "summary.json"
 FINAL_LOSS_STEPS = 10
-"""The summary's loss is the mean over so many last steps: one step's loss is mostly the luck of its batch."""
+"""The summary's loss is the mean over the tokens of so many last steps: that of one is mostly the luck of its batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +108,9 @@ def summarise(
     from marin_train.flops import flops_per_token
 
     table = models.family(config.model).parameter_table(config.model)
-    tokens = config.steps * config.batch_size * config.data.seq_len
+    tokens = BatchSizes(config.batch_size, config.batch_stages).offset(config.steps) * config.data.seq_len
     flops = flops_per_token(config.model, seq_len=config.data.seq_len, causal=False)
-    last = [row["loss"] for row in rows[-FINAL_LOSS_STEPS:]]
+    last = rows[-FINAL_LOSS_STEPS:]
     seconds = sum(row["step_time_s"] for row in rows)
     return {
         "run_id": record.run_id,
@@ -121,7 +123,7 @@ def summarise(
         "tokens": tokens,
         "tokens_unique": tokens_unique,
         "flops_total": flops * tokens,
-        "loss": sum(last) / len(last),
+        "loss": mean_loss(rows, last=len(last)),
         "loss_name": f"train, mean of the last {len(last)} steps",
         "loss_unit": "nats/token",
         "eval_digest": None,
@@ -136,6 +138,20 @@ def summarise(
         "mfu_full": flops * tokens / seconds / record.peak_flops,
         "config": to_dict(config),
     }
+
+
+def mean_loss(rows: Sequence[Mapping[str, Any]], *, last: int) -> float | None:
+    """The mean loss of the last rows, each weighed by the tokens that counted in it; None where none did.
+
+    Args:
+        rows: all rows of ``metrics.jsonl``.
+        last: how many of them.
+    """
+    counted = [0, *(row["loss_tokens"] for row in rows)]
+    weights = [after - before for before, after in pairwise(counted)]
+    weighed = [(r["loss"], w) for r, w in zip(rows[-last:], weights[-last:], strict=True) if r["loss"] is not None]
+    tokens = sum(weight for _, weight in weighed)
+    return sum(loss * weight for loss, weight in weighed) / tokens if tokens else None
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -1,7 +1,14 @@
 """One step of training: one compiled program from (state, batch) to (state, metrics), in place.
 
 The state is donated, so that a step holds one copy of it. The batch is spread over the mesh's data axis and the loss is
-a quotient of global sums, so that the program's result does not depend on the number of devices beyond rounding.
+a quotient of global sums, so that the program's result depends, beyond rounding, neither on the number of devices nor
+on that of the parts that a batch is gone through in (`marin_train.accumulation`).
+
+Steps are numbered by their data: `TrainState.step` counts every batch, also one whose update `marin_train.guard`
+refused. The learning rate follows that number, so that a schedule ends with its run whatever was skipped; an
+optimizer's own counters, such as those that correct Adam's bias, count the updates that entered its moments.
+
+A batch size of its own is a program of its own, compiled when the first such batch comes.
 """
 
 from collections.abc import Callable
@@ -16,8 +23,10 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from marin_train import models
+from marin_train.accumulation import loss_gradients
 from marin_train.configs import TrainConfig
-from marin_train.losses import Batch, summed_loss
+from marin_train.guard import GuardState, choose, init_guard, judge
+from marin_train.losses import Batch, LossSums, summed_loss
 from marin_train.mesh import check_batch_size, sharding
 from marin_train.optim import make_optimizer, make_schedule
 from marin_train.parameters import init_model, map_parameters
@@ -30,15 +39,19 @@ class TrainState(eqx.Module):
     Args:
         model: the parameters, float32.
         opt_state: the optimizer's state.
-        step: the number of updates done.
+        step: the number of batches gone through.
+        ema: the exponential moving average of the parameters, float32; None where none is kept.
+        guard: what the next steps are measured against; None where nothing need be remembered.
     """
 
     model: Any
     opt_state: optax.OptState
     step: Int[Array, ""]
+    ema: Any = None
+    guard: GuardState | None = None
 
 
-TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Float[Array, ""]]]]
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]
 
 
 def init_state(config: TrainConfig, *, mesh: Mesh) -> TrainState:
@@ -62,37 +75,67 @@ def state_template(config: TrainConfig, *, mesh: Mesh) -> TrainState:
         by_parameter,
         transform_non_params=lambda _: everywhere,
     )
-    places = TrainState(model=by_parameter, opt_state=opt_state, step=everywhere)
+    places = TrainState(
+        model=by_parameter,
+        opt_state=opt_state,
+        step=everywhere,
+        ema=None if state.ema is None else by_parameter,
+        guard=jax.tree.map(lambda _: everywhere, state.guard),
+    )
     return jax.tree.map(lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state, places)
 
 
-def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh) -> TrainStep:
+def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: bool = False) -> TrainStep:
     """The compiled step. It consumes the state that it is given.
+
+    Args:
+        config: the run.
+        policy: how its products are computed.
+        mesh: the devices.
+        watch: also tell every leaf's norms. It is another program, for the steps that want them.
 
     Returns:
         A function of state and batch to the next state and its metrics, scalars on the device: ``loss`` (mean
-        cross-entropy, nats a token), ``grad_norm`` (over all leaves, before the clip), ``lr``, ``num_tokens``.
+        cross-entropy, nats a token; 0 where no token counts), ``grad_norm`` (over all leaves, before the clip), ``lr``,
+        ``num_tokens`` (those that count in the loss), ``skipped`` (1 where the step changed nothing), ``nonfinite``
+        (steps in a row, this one included, whose loss or gradient was not finite); with ``watch`` also ``watch``: leaf
+        -> the norms of ``parameter`` (before the step), ``gradient`` (before the clip) and ``update`` (as proposed).
+
+    Raises:
+        ConfigError: the mesh cannot share out a part of a batch equally.
     """
-    check_batch_size(mesh, config.batch_size)
+    for size in (config.batch_size, *(stage.batch_size for stage in config.batch_stages)):
+        check_batch_size(mesh, size, num_parts=config.accumulation)
     optimizer = make_optimizer(config, models.family(config.model).parameter_table(config.model))
     schedule = make_schedule(config)
 
-    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        def objective(model: Any) -> tuple[Array, Any]:
-            sums = summed_loss(model, batch, config=config.model, policy=policy, z_loss=config.z_loss)
-            scale = 1.0 / jnp.maximum(sums.num_tokens, 1).astype(jnp.float32)
-            return sums.objective * scale, (sums, scale)
+    def costs(model: Any, part: Batch) -> LossSums:
+        return summed_loss(model, part, config=config.model, policy=policy, z_loss=config.z_loss)
 
-        gradients, (sums, scale) = jax.grad(objective, has_aux=True)(state.model)
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.model)
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        gradients, loss, num_tokens = loss_gradients(
+            costs, state.model, batch, num_parts=config.accumulation, mesh=mesh
+        )
+        grad_norm = optax.tree.norm(gradients)
+        updates, opt_state = optimizer.update(gradients, _on_schedule(state.opt_state, state.step), state.model)
+        verdict = judge(state.guard, loss, grad_norm=grad_norm, num_tokens=num_tokens, config=config.guard)
+        model, ema = optax.apply_updates(state.model, updates), state.ema
+        if config.ema_decay is not None:
+            ema = optax.incremental_update(model, ema, 1.0 - config.ema_decay)
+        model, opt_state, ema = choose(
+            verdict.accepted, (model, opt_state, ema), (state.model, state.opt_state, state.ema)
+        )
         metrics: dict[str, Any] = {
-            "loss": sums.cross_entropy * scale,
-            "grad_norm": optax.tree.norm(gradients),
+            "loss": loss,
+            "grad_norm": grad_norm,
             "lr": schedule(state.step),
-            "num_tokens": sums.num_tokens,
+            "num_tokens": num_tokens,
+            "skipped": 1 - verdict.accepted.astype(jnp.int32),
+            "nonfinite": verdict.nonfinite,
         }
-        model = optax.apply_updates(state.model, updates)
-        return TrainState(model=model, opt_state=opt_state, step=state.step + 1), metrics
+        if watch:
+            metrics["watch"] = _norms(parameter=state.model, gradient=gradients, update=updates)
+        return TrainState(model=model, opt_state=opt_state, step=state.step + 1, ema=ema, guard=verdict.guard), metrics
 
     state, batch = _shardings(state_template(config, mesh=mesh)), sharding(mesh, ("batch", "seq"))
     everywhere = sharding(mesh, ())
@@ -104,7 +147,33 @@ def _draw_state(config: TrainConfig) -> TrainState:
     table = family.parameter_table(config.model)
     model = init_model(family.Model, table, seed=config.seed)
     opt_state = make_optimizer(config, table).init(model)
-    return TrainState(model=model, opt_state=opt_state, step=jnp.zeros((), jnp.int32))
+    return TrainState(
+        model=model,
+        opt_state=opt_state,
+        step=jnp.zeros((), jnp.int32),
+        # Begun at the parameters themselves, it is an average from the first step on and needs no correction.
+        ema=None if config.ema_decay is None else model,
+        guard=init_guard(config.guard),
+    )
+
+
+def _on_schedule(opt_state: optax.OptState, step: Int[Array, ""]) -> optax.OptState:
+    """The optimizer's state, its schedules at that step."""
+
+    def is_schedule(node: Any) -> bool:
+        return isinstance(node, optax.ScaleByScheduleState)
+
+    return jax.tree.map(lambda n: n._replace(count=step) if is_schedule(n) else n, opt_state, is_leaf=is_schedule)
+
+
+def _norms(**trees: Any) -> dict[str, dict[str, Float[Array, ""]]]:
+    """Leaf -> name of the tree -> the norm that the leaf has there."""
+    norms: dict[str, dict[str, Array]] = {}
+    for name, tree in trees.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+            where = jax.tree_util.keystr(path, simple=True, separator=".")
+            norms.setdefault(where, {})[name] = jnp.linalg.norm(leaf.reshape(-1))
+    return norms
 
 
 def _shardings(template: TrainState) -> TrainState:

@@ -9,6 +9,7 @@ See: Vaswani et al. 2017 (arXiv 1706.03762); Ainslie et al. 2023, "GQA" (arXiv 2
 for norms of queries and keys.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -38,10 +39,10 @@ class Past(NamedTuple):
     value: Float[Array, "*layer batch seq kv_heads dim"]
 
 
-def no_past(config: ModelConfig, *, batch: int, seq_len: int) -> Past:
-    """Room for `seq_len` tokens in every layer."""
+def no_past(config: ModelConfig, *, batch: int, seq_len: int, policy: Policy) -> Past:
+    """Room for `seq_len` tokens in every layer, in the type to which products round their operands."""
     shape = (config.num_layers, batch, seq_len, config.num_kv_heads, config.head_dim)
-    return Past(jnp.zeros(shape), jnp.zeros(shape))
+    return Past(jnp.zeros(shape, policy.operands), jnp.zeros(shape, policy.operands))
 
 
 class Context(NamedTuple):
@@ -50,12 +51,12 @@ class Context(NamedTuple):
     Args:
         rotations: the turns of queries and keys, by the name that a `Kind` gives.
         segment_ids: tokens attend only within equal ids; None where a whole sequence is one segment.
-        at: the index of the first token behind those of the past; None without a past.
+        at: in each sequence, the index of the first token behind those of the past; None without a past.
     """
 
     rotations: dict[str, Rotation]
     segment_ids: Int[Array, "batch seq"] | None = None
-    at: Int[Array, ""] | None = None
+    at: Int[Array, " batch"] | None = None
 
 
 class Attention(eqx.Module):
@@ -169,9 +170,10 @@ def _attend_to_past(
 ) -> tuple[Heads, Past]:
     if at is None:
         raise ValueError("attention with a past needs Context.at, the index of its first token")
-    pairs = zip(past, new, strict=True)
-    past = Past(*(jax.lax.dynamic_update_slice_in_dim(a, b.astype(a.dtype), at, axis=1) for a, b in pairs))
-    visible = scoring.visible(at + jnp.arange(query.shape[1]), jnp.arange(past.key.shape[1]))[None]
+    put = jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=0))
+    past = Past(*(put(old, added.astype(old.dtype), at) for old, added in zip(past, new, strict=True)))
+    queries, keys = at[:, None] + jnp.arange(query.shape[1]), jnp.arange(past.key.shape[1])[None]
+    visible = scoring.visible(queries, keys)
     return _mixed(query, past.key, value=past.value, visible=visible, scoring=scoring, policy=policy), past
 
 

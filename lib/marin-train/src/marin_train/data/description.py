@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from marin_train.data.interleaving import WHOLE
-from marin_train.data.mixture import Mixture, stages
+from marin_train.data.mixture import Mixture
 
 MANY_EPOCHS = 4
 """Up to so many passes repeated text is worth nearly what new text is (Muennighoff et al. 2023)."""
@@ -72,7 +72,8 @@ class MixtureDescription:
 
     Attributes:
         steps: steps described: those asked for, or as many as epoch limits leave.
-        batch_size: sequences a step.
+        batch_size: sequences a step, at first.
+        batch_sizes: first step and sequences a step of every stage that the run reaches.
         seq_len: predicted tokens a sequence.
         tokens: predicted tokens of the run.
         tokens_unique: the same, each counted once.
@@ -84,6 +85,7 @@ class MixtureDescription:
 
     steps: int
     batch_size: int
+    batch_sizes: tuple[tuple[int, int], ...]
     seq_len: int
     tokens: int
     tokens_unique: int
@@ -108,8 +110,9 @@ def describe(mixture: Mixture, steps: int) -> MixtureDescription:
         The description; where the epoch limits leave data for fewer steps, of those, with a warning.
     """
     there = steps if mixture.num_steps is None else min(steps, mixture.num_steps)
-    batch, seq_len = mixture.batch_size, mixture.config.seq_len
-    counts = mixture.interleave.counts(there * batch).tolist()
+    sizes, seq_len = mixture.sizes, mixture.config.seq_len
+    sequences = sizes.offset(there)
+    counts = mixture.interleave.counts(sequences).tolist()
     components = tuple(
         ComponentDescription(
             name=component.name,
@@ -125,7 +128,7 @@ def describe(mixture: Mixture, steps: int) -> MixtureDescription:
             tokens=count * seq_len,
             tokens_unique=min(count, pool.size) * seq_len,
             epochs=count / pool.size,
-            share=count / max(1, there * batch),
+            share=count / max(1, sequences),
             exhausted_at=_exhausted_at(mixture, component.name, there),
         )
         for component, pool, packing, count in zip(
@@ -134,17 +137,18 @@ def describe(mixture: Mixture, steps: int) -> MixtureDescription:
     )
     shares = tuple(
         SharesDescription(
-            step=-(-segment.start // batch),
+            step=_first_step_from(mixture, segment.start),
             shares={name: share / WHOLE for name, share in zip(mixture.names, segment.shares, strict=True)},
         )
         for segment in mixture.interleave.segments
-        if segment.start < there * batch
+        if segment.start < sequences
     )
     return MixtureDescription(
         steps=there,
-        batch_size=batch,
+        batch_size=sizes.first,
+        batch_sizes=tuple((step, size) for step, size in sizes.listed() if step < max(there, 1)),
         seq_len=seq_len,
-        tokens=there * batch * seq_len,
+        tokens=sequences * seq_len,
         tokens_unique=mixture.num_unique_tokens(there),
         components=components,
         shares=shares,
@@ -187,7 +191,8 @@ def to_text(description: MixtureDescription) -> str:
     lines = [
         *_table(header, rows),
         "",
-        f"steps           {d.steps:,} of {d.batch_size:,} x {d.seq_len:,} tokens",
+        f"steps           {d.steps:,} of {d.batch_size:,} x {d.seq_len:,} tokens"
+        + "".join(f", from step {step:,} on of {size:,}" for step, size in d.batch_sizes[1:]),
         f"tokens          {d.tokens:,}, of which unique {d.tokens_unique:,} "
         f"({_percent(d.tokens_unique / max(1, d.tokens))}); "
         + (f"{_compact(unused)} there are never seen" if unused else "all there are"),
@@ -213,11 +218,7 @@ def _warnings(
             f"the mixture ends after {there:,} of {steps:,} steps: all that has a weight there is exhausted; training "
             f"will refuse to begin"
         )
-    begins = [
-        (start // mixture.batch_size, weights)
-        for start, weights in stages(mixture.config, batch_size=mixture.batch_size)
-    ]
-    if late := [step for step, _ in begins if step >= steps]:
+    if late := [stage.start for stage in mixture.config.stages if stage.start >= steps]:
         found.append(f"the stages {_steps(late)} on never begin: the run has {steps:,} steps")
     if idle := [repr(c.name) for c in components if c.drawn == 0]:
         found.append(f"components never drawn: {_some(idle)}")
@@ -250,7 +251,13 @@ def _some(items: list[str]) -> str:
 
 def _exhausted_at(mixture: Mixture, name: str, steps: int) -> int | None:
     draw = mixture.interleave.exhausted.get(name)
-    return None if draw is None or draw > steps * mixture.batch_size else (draw - 1) // mixture.batch_size
+    return None if draw is None or draw > mixture.sizes.offset(steps) else mixture.sizes.step_of(draw - 1)
+
+
+def _first_step_from(mixture: Mixture, draw: int) -> int:
+    """The first step that begins at that draw or after it."""
+    step = mixture.sizes.step_of(draw)
+    return step if mixture.sizes.offset(step) == draw else step + 1
 
 
 def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

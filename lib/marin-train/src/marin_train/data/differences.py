@@ -52,10 +52,13 @@ def diff(a: Mixture, b: Mixture, *, steps: int) -> MixtureDifference:
     """
     one, other = a.identity(), b.identity()
     reasons, ranges = _reasons(one, other), ()
-    if any(one[name] != other[name] for name in ("batch_size", "seq_len", "packing")):
-        ranges = ((0, steps),)
-    elif reasons:
-        ranges = _compare(a, b, steps)
+    alike = steps if all(one[name] == other[name] for name in ("seq_len", "packing")) else 0
+    alike = min(alike, _first_other_size(a, b, steps))
+    if reasons:
+        ranges = _compare(a, b, alike)
+    if alike < steps:
+        joined = ranges and ranges[-1][1] == alike
+        ranges = (*(ranges[:-1] if joined else ranges), (ranges[-1][0] if joined else alike, steps))
     num_differing = sum(stop - start for start, stop in ranges)
     return MixtureDifference(steps=steps, num_differing=num_differing, ranges=ranges, reasons=reasons)
 
@@ -83,10 +86,9 @@ def _compare(a: Mixture, b: Mixture, steps: int) -> tuple[tuple[int, int], ...]:
     """The steps that differ, of mixtures with equal batches."""
     stores = {digest: i for i, digest in enumerate({*a.manifests.values(), *b.manifests.values()})}
     both, either = sorted(steps if m.num_steps is None else min(steps, m.num_steps) for m in (a, b))
-    stride = max(1, _DRAWS_AT_A_TIME // a.batch_size)
-    edges, differed = [], False
-    for start in range(0, both, stride):
-        stop = min(start + stride, both)
+    edges, differed, stop = [], False, 0
+    while (start := stop) < both:
+        stop = min(start + max(1, _DRAWS_AT_A_TIME // a.sizes.at(start)), a.sizes.until(start) or both, both)
         one, other = (_by_store(m, m.rows_between(start, stop), stores) for m in (a, b))
         rows = (one.component != other.component) | (one.number != other.number)
         differs = rows.reshape(stop - start, -1).any(axis=1)
@@ -98,6 +100,12 @@ def _compare(a: Mixture, b: Mixture, steps: int) -> tuple[tuple[int, int], ...]:
     if both < either:
         edges.append(either)
     return tuple(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _first_other_size(a: Mixture, b: Mixture, steps: int) -> int:
+    """The first step whose batches have not equal sizes; after it they begin at other draws, whatever their sizes."""
+    changes = sorted({start for mixture in (a, b) for start, _ in mixture.sizes.listed()})
+    return next((step for step in changes if step < steps and a.sizes.at(step) != b.sizes.at(step)), steps)
 
 
 def _by_store(mixture: Mixture, rows: Rows, stores: dict[str, int]) -> Rows:

@@ -1,10 +1,10 @@
 """The mixture: which sequence of which store each batch holds, as a pure function of step.
 
 Two closed forms are joined here, neither with any state: *whose turn* a draw is (`marin_train.data.interleaving`), and
-*which sequence* a component's k-th draw is (`marin_train.data.ordering`). Step s takes draws ``s * batch_size`` to
-``(s + 1) * batch_size``.
+*which sequence* a component's k-th draw is (`marin_train.data.ordering`). A step takes the draws after those of the
+step before it, as many as its batch has rows (`marin_train.data.batch_sizes`).
 
-Invariant: ``batch(step)`` depends on (manifest digests, mixture, seed, batch size, step) alone: not on the number of
+Invariant: ``batch(step)`` depends on (manifest digests, mixture, seed, batch sizes, step) alone: not on the number of
 hosts, on restarts, on which steps were asked for before, or on where the stores lie.
 """
 
@@ -18,7 +18,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from marin_train.configs import DataConfig
+from marin_train.configs import BatchStage, DataConfig
+from marin_train.data.batch_sizes import BatchSizes
 from marin_train.data.interleaving import Draws, Interleave
 from marin_train.data.ordering import Ordering, Pool
 from marin_train.data.packing import Sequences, pack
@@ -58,28 +59,45 @@ class Mixture:
         stores: component name -> its open store.
         config: the mixture.
         batch_size: sequences a step.
+        batch_stages: other sizes from later steps on.
 
     Raises:
         ConfigError: the stores have too little for what is held out, or cut away.
         TokenStoreError: a store is too small for one sequence.
     """
 
-    def __init__(self, stores: Mapping[str, TokenStore], config: DataConfig, *, batch_size: int) -> None:
-        self.stores, self.config, self.batch_size = stores, config, batch_size
+    def __init__(
+        self,
+        stores: Mapping[str, TokenStore],
+        config: DataConfig,
+        *,
+        batch_size: int,
+        batch_stages: tuple[BatchStage, ...] = (),
+    ) -> None:
+        self.stores, self.config, self.sizes = stores, config, BatchSizes(batch_size, batch_stages)
         self.names = tuple(component.name for component in config.components)
         self.packings = tuple(pack(stores[name], config) for name in self.names)
         self.pools = tuple(self._pool(index) for index in range(len(self.names)))
-        self.interleave = Interleave(self.names, stages(config, batch_size=batch_size), limits=self._limits())
+        self.interleave = Interleave(self.names, stages(config, self.sizes), limits=self._limits())
         self._ordering = Ordering(self.pools, seed=config.seed, shuffle=config.shuffle)
         self._plans: tuple[_Plan, ...] = ()
 
     @classmethod
-    def open(cls, config: DataConfig, *, batch_size: int, vocab_size: int | None = None, steps: int = 0) -> Self:
+    def open(
+        cls,
+        config: DataConfig,
+        *,
+        batch_size: int,
+        batch_stages: tuple[BatchStage, ...] = (),
+        vocab_size: int | None = None,
+        steps: int = 0,
+    ) -> Self:
         """Opens every component's store and checks that they fit each other, the model and the run.
 
         Args:
             config: the mixture.
             batch_size: sequences a step.
+            batch_stages: other sizes from later steps on.
             vocab_size: rows of the model's embedding; no store may have more ids. None where there is no model.
             steps: how many steps there must be data for.
 
@@ -104,7 +122,7 @@ class Mixture:
                     f"{stores[first].eos_id} and {store.eos_id}, bos {stores[first].bos_id} and {store.bos_id}; "
                     f"tokenize both with one tokenizer"
                 )
-        mixture = cls(stores, config, batch_size=batch_size)
+        mixture = cls(stores, config, batch_size=batch_size, batch_stages=batch_stages)
         mixture.check_enough(steps)
         return mixture
 
@@ -144,11 +162,14 @@ class Mixture:
             {"start": stage["start"], "weights": {name: float(w) for name, w in stage["weights"].items() if w}}
             for stage in values["stages"]
         ]
-        return values | {"components": components, "stages": staged, "batch_size": self.batch_size}
+        sizes = {"batch_size": self.sizes.first}
+        if self.sizes.stages:
+            sizes["batch_stages"] = [asdict(stage) for stage in self.sizes.stages]
+        return values | {"components": components, "stages": staged} | sizes
 
     def draws(self, step: int) -> Draws:
         """Which component's which draw each row of the batch of ``step`` (counted from 0) is."""
-        return self.interleave.draws(step * self.batch_size, (step + 1) * self.batch_size)
+        return self.interleave.draws(self.sizes.offset(step), self.sizes.offset(step + 1))
 
     def rows(self, step: int) -> Rows:
         """Where each row of the batch of ``step`` lies.
@@ -157,7 +178,8 @@ class Mixture:
             ExhaustedError: the components' epoch limits leave no data for it.
         """
         plan = self._plan(step)
-        window = slice((step - plan.start) * self.batch_size, (step - plan.start + 1) * self.batch_size)
+        begin = self.sizes.offset(plan.start)
+        window = slice(self.sizes.offset(step) - begin, self.sizes.offset(step + 1) - begin)
         return Rows(plan.component[window], plan.number[window])
 
     def rows_between(self, start: int, stop: int) -> Rows:
@@ -166,7 +188,7 @@ class Mixture:
         Raises:
             ExhaustedError: the components' epoch limits leave no data for them.
         """
-        draws = self.interleave.draws(start * self.batch_size, stop * self.batch_size)
+        draws = self.interleave.draws(self.sizes.offset(start), self.sizes.offset(stop))
         return Rows(draws.component, self._ordering.numbers(draws.component, draws.ordinal))
 
     def batch(self, step: int, *, rows: slice = slice(None)) -> Sequences:
@@ -196,13 +218,13 @@ class Mixture:
 
     def num_unique_tokens(self, num_steps: int) -> int:
         """Predicted tokens that the first ``num_steps`` batches hold, each counted once however often it came."""
-        counts = self.interleave.counts(num_steps * self.batch_size)
+        counts = self.interleave.counts(self.sizes.offset(num_steps))
         return sum(min(int(n), p.size) for n, p in zip(counts, self.pools, strict=True)) * self.config.seq_len
 
     @property
     def num_steps(self) -> int | None:
         """How many whole batches there are; None where epoch limits put no end to them."""
-        return None if self.interleave.end is None else self.interleave.end // self.batch_size
+        return None if self.interleave.end is None else self.sizes.step_of(self.interleave.end)
 
     def check_enough(self, steps: int) -> None:
         """Refuses a run that the components' epoch limits leave too little data for.
@@ -210,7 +232,7 @@ class Mixture:
         Raises:
             ExhaustedError: naming the components, and the tokens asked for and there.
         """
-        end, asked = self.interleave.end, steps * self.batch_size
+        end, asked = self.interleave.end, self.sizes.offset(steps)
         if end is None or asked <= end:
             return
         limits = ", ".join(
@@ -220,7 +242,7 @@ class Mixture:
         )
         raise ExhaustedError(
             f"{steps:,} steps ask for {asked * self.config.seq_len:,} tokens, the mixture ends after "
-            f"{end // self.batch_size:,} steps and {end * self.config.seq_len:,} tokens: {limits}; lower "
+            f"{self.sizes.step_of(end):,} steps and {end * self.config.seq_len:,} tokens: {limits}; lower "
             f"TrainConfig.steps, raise Component.max_epochs, or give weight to a component that has more"
         )
 
@@ -236,7 +258,7 @@ class Mixture:
                 return plan
         stop = step + 1
         if any(plan.stop == step for plan in self._plans):
-            stop = step + max(1, _DRAWS_AHEAD // self.batch_size)
+            stop = step + max(1, _DRAWS_AHEAD // self.sizes.at(step))
             if self.num_steps is not None:
                 stop = max(step + 1, min(stop, self.num_steps))
         plan = _Plan(step, stop, *self.rows_between(step, stop))
@@ -282,10 +304,10 @@ class Mixture:
         return limits
 
 
-def stages(config: DataConfig, *, batch_size: int) -> list[tuple[int, dict[str, float]]]:
+def stages(config: DataConfig, sizes: BatchSizes) -> list[tuple[int, dict[str, float]]]:
     """First draw and weights of every stage, that of the components' own weights first."""
     weights = {component.name: component.weight for component in config.components}
-    return [(0, weights), *((stage.start * batch_size, stage.weights) for stage in config.stages)]
+    return [(0, weights), *((sizes.offset(stage.start), stage.weights) for stage in config.stages)]
 
 
 def digest_batch(batch: Sequences) -> str:

@@ -46,7 +46,7 @@ def decode(
     tokens: Int[Array, "batch new"],
     past: Past,
     *,
-    at: Int[Array, ""],
+    at: Int[Array, " batch"],
     config: ModelConfig,
     policy: Policy,
 ) -> tuple[Float[Array, "batch new embed"], Past]:
@@ -56,11 +56,11 @@ def decode(
         model: the parameters.
         tokens: the tokens at indices `at` and after.
         past: what `decode` gave for the tokens before, or `no_past`.
-        at: the index of the first of these tokens in their sequences.
+        at: the index of the first of these tokens in each sequence.
         config: the model's shape.
         policy: how operands are rounded; attention is the formula's.
     """
-    positions = at + jnp.arange(tokens.shape[1])[None]
+    positions = at[:, None] + jnp.arange(tokens.shape[1])
     parts = family(config)
     context = Context(rotations=parts.rotations(positions, config=config), at=at)
     layer = partial(parts.layer, context=context, config=config, policy=policy)
