@@ -113,13 +113,14 @@ def train(
         record.matmul_flops_float32 / 1e9,
     )
     facts = _facts(config, record, mixture)
-    restored = restore_latest(out / "checkpoints", state_template(config, mesh=mesh), facts=facts)
+    template = state_template(config, mesh=mesh)
+    restored = restore_latest(out / "checkpoints", template, facts=facts)
     state, step = restored or (init_state(config, mesh=mesh), 0)
     if step:
         logger.info("resuming after step %d of %d", step, config.steps)
     with ExitStack() as stack:
         metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl")))
-        writer = stack.enter_context(CheckpointWriter(out / "checkpoints", facts))
+        writer = stack.enter_context(CheckpointWriter(out / "checkpoints", facts, like=template))
         told = (metrics, *trackers)
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
