@@ -109,8 +109,10 @@ def _is_outlier(value: Array, seen: Array, num_seen: Array, *, sigma: float) -> 
     Nothing does before half of the window is filled: a deviation from a few values says little.
     """
     window = len(seen)
-    filled = jnp.arange(window) < num_seen
     number = jnp.clip(num_seen, 2, window).astype(jnp.float32)
-    mean = jnp.sum(jnp.where(filled, seen, 0.0)) / number
-    variance = jnp.sum(jnp.where(filled, jnp.square(seen - mean), 0.0)) / (number - 1)
-    return (num_seen >= max(2, window // 2)) & (value > mean + sigma * jnp.sqrt(variance))
+    # Relative to one of them, so that of equal values none lies above the mean by rounding.
+    filled, above = jnp.arange(window) < num_seen, seen - seen[0]
+    mean = jnp.sum(jnp.where(filled, above, 0.0)) / number
+    variance = jnp.sum(jnp.where(filled, jnp.square(above - mean), 0.0)) / (number - 1)
+    enough = num_seen >= max(2, window // 2)
+    return enough & (value - seen[0] > mean + sigma * jnp.sqrt(variance))
