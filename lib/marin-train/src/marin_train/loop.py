@@ -13,7 +13,6 @@ checkpoints written in background threads. Only a checkpoint's copy to the host 
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from marin_train.batches import prefetch
 from marin_train.certificates import RunFacts
-from marin_train.checkpoints import CheckpointWriter, restore_latest
+from marin_train.checkpoints import Cadence, CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.errors import ExhaustedError, InterruptedRunError
@@ -152,19 +151,17 @@ def _run(
     report: Report,
 ) -> None:
     """The steps after ``start``, saved by time and by step; returns when the last one's checkpoint is committed."""
-    saved_at = time.monotonic()
+    cadence = Cadence(config)
     with stop_signals() as stop:
         for step, batch in enumerate(batches, start + 1):
             state, metrics = train_step(step, state, batch)
             report.push(step, metrics)
-            last, permanent = step == config.steps, _is_permanent(config, step)
-            by_time = time.monotonic() - saved_at >= config.checkpoint_seconds and not writer.busy
-            if last or permanent or by_time or stop.is_set():
+            due = cadence.due(step, stop=stop.is_set(), busy=writer.busy)
+            if due.save:
                 # The rows of a saved step are on the disk before the step is, so a resume never misses one.
                 report.sync()
-                writer.save(state, step=step, permanent=permanent)
-                saved_at = time.monotonic()
-            if stop.is_set() and not last:
+                writer.save(state, step=step, permanent=due.permanent)
+            if due.stop and step < config.steps:
                 writer.wait()
                 raise InterruptedRunError(
                     f"stopped by a signal; saved after step {step} of {config.steps}, where the same call goes on"
@@ -186,10 +183,6 @@ def _watched(
         return state, metrics
 
     return run
-
-
-def _is_permanent(config: TrainConfig, step: int) -> bool:
-    return config.checkpoint_steps > 0 and step % config.checkpoint_steps == 0
 
 
 def _facts(config: TrainConfig, record: RunRecord, mixture: Mixture) -> RunFacts:

@@ -13,13 +13,23 @@ Invariants kept here:
 - *One writer.* Each start claims the directory; a process that lost the claim may not commit.
 - *Never two states.* Arrays are read into their places on the target's mesh, whatever mesh they were saved from.
 
-A file an idea: `snapshots` (the step is blocked only while the state is copied), `writing`, `reading`, `arrays` (all of
-Orbax), `retention` (what lies in a directory, and what may be removed).
+A file an idea: `cadence` (after which steps), `snapshots` (the step is blocked only while the state is copied),
+`writing`, `reading`, `arrays` (all of Orbax), `retention` (what lies in a directory, and what may be removed).
 """
 
 from marin_train.checkpoints.arrays import named_leaves
+from marin_train.checkpoints.cadence import Cadence
 from marin_train.checkpoints.reading import TrainedModel, find, load_model, restore_latest
 from marin_train.checkpoints.retention import checkpoints
 from marin_train.checkpoints.writing import CheckpointWriter
 
-__all__ = ["CheckpointWriter", "TrainedModel", "checkpoints", "find", "load_model", "named_leaves", "restore_latest"]
+__all__ = [
+    "Cadence",
+    "CheckpointWriter",
+    "TrainedModel",
+    "checkpoints",
+    "find",
+    "load_model",
+    "named_leaves",
+    "restore_latest",
+]

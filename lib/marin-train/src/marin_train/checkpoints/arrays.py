@@ -6,6 +6,7 @@ Leaves are read few at a time, so that what is on its way from the disk stays sm
 """
 
 import logging
+import os
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -206,8 +207,9 @@ def _drop_late_replies() -> None:
     before = sys.unraisablehook
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
-        error = unraisable.exc_value
-        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+        code = getattr(unraisable.object, "cr_code", None)
+        of_orbax = code is not None and f"{os.sep}orbax{os.sep}" in code.co_filename
+        if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
     sys.unraisablehook = hook
