@@ -7,6 +7,7 @@ codes: 0 done, 1 something failed or was interrupted, 2 usage or bad input, 3 re
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -137,6 +138,22 @@ def generate(
     _print({"prompt": prompt, "continuations": texts} if json else "\n---\n".join(prompt + text for text in texts))
 
 
+def blame(run: Path, /, *, step: int, json: bool = False) -> None:
+    """Show the documents behind a step's batch, their files, and what each costs the model.
+
+    Example: marin-train blame runs/nano --step 321
+
+    Args:
+        run: the run's directory; its token stores are where they were.
+        step: counted from 1, as in metrics.jsonl.
+        json: print the documents as JSON.
+    """
+    from marin_train.blame import blame_step, to_text
+
+    result = blame_step(run, step)
+    _print(result.to_dict() if json else to_text(result, width=shutil.get_terminal_size((100, 24)).columns))
+
+
 def describe(config: Path, /, *, set_: Overrides = (), json: bool = False) -> None:
     """Show a run's parameters, counts and cost; nothing is allocated and no data are read.
 
@@ -216,6 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "run": run,
         "eval": evaluate,
         "generate": generate,
+        "blame": blame,
         "describe": describe,
         "data": data,
         "held-out": held_out,
