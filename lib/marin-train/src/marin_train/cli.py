@@ -22,8 +22,19 @@ if TYPE_CHECKING:
 
 Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="A.B=C"), tyro.conf.UseAppendAction]
 
+Services = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction]
 
-def run(config: Path, /, *, out: Path, set_: Overrides = (), profile: str | None = None, json: bool = False) -> None:
+
+def run(
+    config: Path,
+    /,
+    *,
+    out: Path,
+    set_: Overrides = (),
+    tracker: Services = (),
+    profile: str | None = None,
+    json: bool = False,
+) -> None:
     """Train a model, or go on where a run was stopped.
 
     Example: marin-train run nano.toml --set optimizer.learning_rate=0.002 --out runs/nano
@@ -32,16 +43,19 @@ def run(config: Path, /, *, out: Path, set_: Overrides = (), profile: str | None
         config: the run's configuration, .json or .toml, nested like TrainConfig.
         out: the run's directory.
         set_: override one field, by its dotted name; may be given again.
+        tracker: tell wandb, tensorboard or trackio of every step; may be given again.
         profile: steps to trace into the run's directory, as START:STOP.
         json: print the run's summary as JSON.
     """
     from marin_train.config_files import load
     from marin_train.loop import train
     from marin_train.profiling import ProfileWindow
+    from marin_train.trackers import make_tracker
 
     window = None if profile is None else ProfileWindow.parse(profile)
+    services = [make_tracker(name, out) for name in tracker]
     with _progress() as trackers:
-        result = train(load(config, overrides=set_), out, trackers=trackers, profile=window)
+        result = train(load(config, overrides=set_), out, trackers=[*trackers, *services], profile=window)
     loss = "none: no token of the last steps counts" if result.loss is None else f"{result.loss:.4f}"
     _print(result.summary if json else f"loss {loss}\n{result.checkpoint}")
 

@@ -2,7 +2,8 @@
 
 MarinTrainError
 ├── ConfigError          a configuration that cannot be run (exit 2)
-│   └── ExhaustedError   more data are asked for than epoch limits leave (exit 2)
+│   ├── ExhaustedError   more data are asked for than epoch limits leave (exit 2)
+│   └── MissingExtraError  an extra of the wheel is not installed (exit 2)
 ├── ParameterError       a model and its parameter table disagree (a programming error)
 ├── TokenStoreError      a token store that is absent, damaged, or of another tokenizer (exit 2)
 ├── CheckpointError      a checkpoint that is absent, damaged, or of another run (exit 3)
@@ -25,6 +26,10 @@ class ConfigError(MarinTrainError, ValueError):
 
 class ExhaustedError(ConfigError, IndexError):
     """A step for which the epoch limits of a mixture's components leave no data."""
+
+
+class MissingExtraError(ConfigError):
+    """An extra of the wheel is not installed; the message holds the exact install line."""
 
 
 class ParameterError(MarinTrainError):

@@ -9,7 +9,10 @@ Every finite step enters the window that later ones are measured against, skippe
 either way, and a level that has changed for good (other data, a larger batch) is taken for normal after a few steps; a
 window of accepted steps alone would refuse it for ever. Batches in which no token counts say nothing and do not enter.
 
-Invariant: whatever the batch, the state after a step is one that a run can go on from.
+A choice between old and new costs the step a pass over its state, so a run that neither skips nor tolerates anything
+(the default) makes none: its first step that is not finite ends it, before that step's state is saved.
+
+Invariant: whatever the batch, a state that is saved is one that a run can go on from.
 
 See: OLMo Team 2025, "2 OLMo 2 Furious" (arXiv 2501.00656), section 3, on skipping steps.
 """

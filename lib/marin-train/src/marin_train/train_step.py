@@ -117,14 +117,15 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
             costs, state.model, batch, num_parts=config.accumulation, mesh=mesh
         )
         grad_norm = optax.tree.norm(gradients)
-        updates, opt_state = optimizer.update(gradients, _on_schedule(state.opt_state, state.step), state.model)
+        opt_state = state.opt_state if state.guard is None else _on_schedule(state.opt_state, state.step)
+        updates, opt_state = optimizer.update(gradients, opt_state, state.model)
         verdict = judge(state.guard, loss, grad_norm=grad_norm, num_tokens=num_tokens, config=config.guard)
         model, ema = optax.apply_updates(state.model, updates), state.ema
         if config.ema_decay is not None:
             ema = optax.incremental_update(model, ema, 1.0 - config.ema_decay)
-        model, opt_state, ema = choose(
-            verdict.accepted, (model, opt_state, ema), (state.model, state.opt_state, state.ema)
-        )
+        if verdict.guard is not None:
+            before = (state.model, state.opt_state, state.ema)
+            model, opt_state, ema = choose(verdict.accepted, (model, opt_state, ema), before)
         metrics: dict[str, Any] = {
             "loss": loss,
             "grad_norm": grad_norm,
