@@ -81,10 +81,11 @@ def save_part(path: Path, leaves: dict[str, jax.Array]) -> None:
 
 def measure_saves(state: dict[str, jax.Array], rounds: int) -> dict[str, list[float]]:
     """Seconds by row, all rows in every round."""
-    snapshots, seconds = Snapshots(), {}
+    snapshots = Snapshots()
+    seconds: dict[str, list[float]] = {}
     snapshots.prepare(state)
 
-    def timed(row: str, job: Callable[[], object]) -> object:
+    def timed[T](row: str, job: Callable[[], T]) -> T:
         start = time.perf_counter()
         result = job()
         seconds.setdefault(row, []).append(time.perf_counter() - start)
