@@ -93,9 +93,19 @@ def held_out(checkpoint: Path, /, *, batch_size: int = 8, json: bool = False) ->
         json: print the losses as JSON.
     """
     from marin_train.held_out import evaluate_held_out
+    from marin_train.periodic_evaluation import averages
 
     results = evaluate_held_out(checkpoint, batch_size=batch_size)
-    lines = [f"{r.component}: loss {r.loss:.4f} nats/token ({r.num_tokens:,} tokens)" for r in results]
+    lines = [
+        f"{r.component}: loss {r.loss:.4f} nats/token, {r.bits_per_byte:.4f} bits/byte ({r.num_tokens:,} tokens)"
+        for r in results
+    ]
+    if len(results) > 1:
+        over = averages(results)
+        lines += [
+            f"{name}: loss {over[f'{kind}_loss']:.4f} nats/token, {over[f'{kind}_bits_per_byte']:.4f} bits/byte"
+            for name, kind in (("over tokens", "micro"), ("over components", "macro"))
+        ]
     _print([r.to_dict() for r in results] if json else "\n".join(lines))
 
 

@@ -25,9 +25,10 @@ from marin_train.checkpoints import Cadence, CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.errors import ExhaustedError, InterruptedRunError
+from marin_train.periodic_evaluation import PeriodicEvaluation
 from marin_train.profiling import Profiler, ProfileWindow
 from marin_train.reporting import Report
-from marin_train.run_record import SUMMARY, RunRecord, open_record, summarise, write_json
+from marin_train.run_record import EVALUATIONS, SUMMARY, RunRecord, open_record, summarise, write_json
 from marin_train.signals import stop_signals
 from marin_train.tracking import JsonlTracker, Tracker, read_metrics
 
@@ -126,18 +127,24 @@ def train(
         done = read_metrics(out / "metrics.jsonl")
         loss_tokens = done[-1]["loss_tokens"] if done else 0
         report = Report(config, record, metrics, trackers, step=step, loss_tokens=loss_tokens)
-        train_step = make_train_step(config, policy=Policy.from_dict(record.policy), mesh=mesh)
+        policy = Policy.from_dict(record.policy)
+        train_step = make_train_step(config, policy=policy, mesh=mesh)
         batches = stack.enter_context(prefetch(mixture, mesh, start=step, stop=config.steps))
         profiler = stack.enter_context(closing(Profiler(profile, out / "profile")))
+        evaluation = PeriodicEvaluation.of(
+            config, policy, mesh=mesh, mixture=mixture, path=out / EVALUATIONS, trackers=trackers
+        )
         watched = _watched(train_step, hooks, profiler)
-        _run(config, state, watched, start=step, batches=batches, writer=writer, report=report)
+        _run(config, state, watched, start=step, batches=batches, writer=writer, report=report, evaluation=evaluation)
         rows = read_metrics(out / "metrics.jsonl")
         tokens_unique = mixture.num_unique_tokens(config.steps)
         summary = summarise(record, rows, config=config, tokens_unique=tokens_unique, mixture=mixture.digest)
+        if evaluation is not None:
+            summary |= evaluation.summary()
         write_json(out / SUMMARY, summary)
         for tracker in told:
             tracker.finish(summary)
-    return TrainResult(out_dir=out, checkpoint=writer.path(config.steps), loss=summary["loss"], summary=summary)
+    return TrainResult(out_dir=out, checkpoint=writer.path(config.steps), loss=summary["train_loss"], summary=summary)
 
 
 def _run(
@@ -149,6 +156,7 @@ def _run(
     batches: Iterable["Batch"],
     writer: CheckpointWriter,
     report: Report,
+    evaluation: PeriodicEvaluation | None,
 ) -> None:
     """The steps after ``start``, saved by time and by step; returns when the last one's checkpoint is committed."""
     cadence = Cadence(config)
@@ -156,6 +164,10 @@ def _run(
         for step, batch in enumerate(batches, start + 1):
             state, metrics = train_step(step, state, batch)
             report.push(step, metrics)
+            if evaluation is not None and evaluation.is_due(step):
+                report.flush()
+                evaluation.evaluate(step, state)
+                report.restart_clock()
             due = cadence.due(step, stop=stop.is_set(), busy=writer.busy)
             if due.save:
                 # The rows of a saved step are on the disk before the step is, so a resume never misses one.

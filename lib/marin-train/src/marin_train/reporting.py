@@ -117,6 +117,12 @@ class Report:
         """Positions that are gone through after the first ``start`` steps, up to the ``stop``-th."""
         return (self._sizes.offset(stop) - self._sizes.offset(start)) * self._config.data.seq_len
 
+    def restart_clock(self) -> None:
+        """Leaves out of the next step's time what was done since the last one."""
+        now = time.perf_counter()
+        self._line_at += now - self._row_at
+        self._row_at = now
+
     def sync(self) -> None:
         """Fetches what is kept, and waits until all rows are on the disk."""
         self.flush()

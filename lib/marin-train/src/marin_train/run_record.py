@@ -22,6 +22,7 @@ from marin_train.errors import CheckpointError, ConfigError
 
 RECORD = "run.json"
 SUMMARY = "summary.json"
+EVALUATIONS = "eval.jsonl"
 FINAL_LOSS_STEPS = 10
 """The summary's loss is the mean over the tokens of so many last steps: that of one is mostly the luck of its batch."""
 
@@ -124,6 +125,7 @@ def summarise(
         "tokens_unique": tokens_unique,
         "flops_total": flops * tokens,
         "loss": mean_loss(rows, last=len(last)),
+        "train_loss": mean_loss(rows, last=len(last)),
         "loss_name": f"train, mean of the last {len(last)} steps",
         "loss_unit": "nats/token",
         "eval_digest": None,
