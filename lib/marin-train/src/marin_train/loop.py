@@ -24,13 +24,14 @@ from marin_train.certificates import RunFacts
 from marin_train.checkpoints import Cadence, CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture, digest_batch
+from marin_train.distributed import first_then_rest, is_first, lost_processes, wait_for_all
 from marin_train.errors import ExhaustedError, InterruptedRunError
 from marin_train.periodic_evaluation import PeriodicEvaluation
 from marin_train.profiling import Profiler, ProfileWindow
 from marin_train.reporting import Report
 from marin_train.run_record import EVALUATIONS, SUMMARY, RunRecord, open_record, summarise, write_json
 from marin_train.signals import stop_signals
-from marin_train.tracking import JsonlTracker, Tracker, read_metrics
+from marin_train.tracking import JsonlTracker, SilentTracker, Tracker, read_metrics
 
 if TYPE_CHECKING:
     from marin_train.losses import Batch
@@ -89,6 +90,7 @@ def train(
         TokenStoreError: a token store is absent, damaged, or does not fit the model.
         CheckpointError: the directory belongs to another run, or its data have changed.
         DivergedError: the loss or the gradient became infinite or NaN, more often than the guard lets pass.
+        LostProcessError: another process of the run is gone.
         InterruptedRunError: SIGTERM or SIGINT arrived; the state was saved.
     """
     from marin_train.mesh import check_batch_size, make_mesh
@@ -105,7 +107,7 @@ def train(
     )
     mesh = make_mesh(config.mesh)
     check_batch_size(mesh, config.batch_size)
-    record = open_record(out, config, stores=mixture.manifests)
+    record = first_then_rest(lambda: open_record(out, config, stores=mixture.manifests))
     logger.info(
         "policy %s, whose matmul reaches %.0f GFLOP/s; fp32 matmul %.0f GFLOP/s",
         record.policy_name,
@@ -118,13 +120,14 @@ def train(
     state, step = restored or (init_state(config, mesh=mesh), 0)
     if step:
         logger.info("resuming after step %d of %d", step, config.steps)
-    with ExitStack() as stack:
-        metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl")))
+    with lost_processes(), ExitStack() as stack:
+        metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl") if is_first() else SilentTracker()))
+        trackers = trackers if is_first() else ()
         writer = stack.enter_context(CheckpointWriter(out / "checkpoints", facts, like=template))
         told = (metrics, *trackers)
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
-        done = read_metrics(out / "metrics.jsonl")
+        done = read_metrics(out / "metrics.jsonl") if is_first() else []
         loss_tokens = done[-1]["loss_tokens"] if done else 0
         report = Report(config, record, metrics, trackers, step=step, loss_tokens=loss_tokens)
         policy = Policy.from_dict(record.policy)
@@ -136,12 +139,14 @@ def train(
         )
         watched = _watched(train_step, hooks, profiler)
         _run(config, state, watched, start=step, batches=batches, writer=writer, report=report, evaluation=evaluation)
+        wait_for_all("rows")
         rows = read_metrics(out / "metrics.jsonl")
         tokens_unique = mixture.num_unique_tokens(config.steps)
         summary = summarise(record, rows, config=config, tokens_unique=tokens_unique, mixture=mixture.digest)
         if evaluation is not None:
             summary |= evaluation.summary()
-        write_json(out / SUMMARY, summary)
+        if is_first():
+            write_json(out / SUMMARY, summary)
         for tracker in told:
             tracker.finish(summary)
     return TrainResult(out_dir=out, checkpoint=writer.path(config.steps), loss=summary["train_loss"], summary=summary)

@@ -16,7 +16,7 @@ from marin_train.configs import TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
 from marin_train.errors import DivergedError
 from marin_train.run_record import RunRecord
-from marin_train.tracking import JsonlTracker, Tracker
+from marin_train.tracking import JsonlTracker, SilentTracker, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Report:
         self,
         config: TrainConfig,
         record: RunRecord,
-        metrics: JsonlTracker,
+        metrics: JsonlTracker | SilentTracker,
         trackers: Sequence[Tracker],
         *,
         step: int,
