@@ -73,7 +73,7 @@ def test_when_one_is_killed_the_other_ends_and_both_go_on_from_their_last_checkp
     assert "Traceback" not in error
     children[1].communicate()
     steps = sorted(path.name for path in (out / "checkpoints").glob("step-*"))
-    assert "step-00000400" in steps
+    assert "step-00000200" in steps
     port = free_port()
     again = [start(config, out, port=port, process=process) for process in range(2)]
     assert again[0].stderr is not None
