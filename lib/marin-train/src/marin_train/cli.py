@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from marin_train.errors import MarinTrainError
+from marin_train.errors import LostProcessError, MarinTrainError
 
 if TYPE_CHECKING:
     from marin_train.tracking import Tracker
@@ -34,6 +34,9 @@ def run(
     set_: Overrides = (),
     tracker: Services = (),
     profile: str | None = None,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
     json: bool = False,
 ) -> None:
     """Train a model, or go on where a run was stopped.
@@ -46,17 +49,25 @@ def run(
         set_: override one field, by its dotted name; may be given again.
         tracker: tell wandb, tensorboard or trackio of every step; may be given again.
         profile: steps to trace into the run's directory, as START:STOP.
+        coordinator: train together with other processes, which meet at this HOST:PORT; or auto, on a cluster that
+            JAX knows.
+        num_processes: how many there are.
+        process_id: which one this is, from 0; the others print nothing.
         json: print the run's summary as JSON.
     """
     from marin_train.config_files import load
+    from marin_train.distributed import is_first, join
     from marin_train.loop import train
     from marin_train.profiling import ProfileWindow
     from marin_train.trackers import make_tracker
 
     window = None if profile is None else ProfileWindow.parse(profile)
-    services = [make_tracker(name, out) for name in tracker]
-    with _progress() as trackers:
-        result = train(load(config, overrides=set_), out, trackers=[*trackers, *services], profile=window)
+    settings, services = load(config, overrides=set_), [make_tracker(name, out) for name in tracker]
+    with _chatter_on_stderr(), _progress() as trackers:
+        join(coordinator, num_processes=num_processes, process_id=process_id)
+        result = train(settings, out, trackers=[*trackers, *services], profile=window)
+    if not is_first():
+        return
     loss = "none: no token of the last steps counts" if result.loss is None else f"{result.loss:.4f}"
     _print(result.summary if json else f"loss {loss}\n{result.checkpoint}")
 
@@ -257,6 +268,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             description=description,
             config=(tyro.conf.FlagCreatePairsOff,),
         )
+    except LostProcessError as error:
+        print(f"marin-train: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)  # an orderly end would wait for the process that is gone
     except MarinTrainError as error:
         print(f"marin-train: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -286,6 +300,20 @@ def _progress() -> Generator[list["Tracker"]]:
     finally:
         line.close()
         plain.setLevel(level)
+
+
+@contextmanager
+def _chatter_on_stderr() -> Generator[None]:
+    """Standard output is for results: what libraries below Python write there goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _print(result: Any) -> None:

@@ -8,6 +8,7 @@ MarinTrainError
 ├── TokenStoreError      a token store that is absent, damaged, or of another tokenizer (exit 2)
 ├── CheckpointError      a checkpoint that is absent, damaged, or of another run (exit 3)
 ├── DivergedError        loss or gradient is no longer finite (exit 1)
+├── LostProcessError     another process of the run is gone; started together, they go on (exit 1)
 └── InterruptedRunError  a signal asked the run to stop; the same call goes on (exit 1)
 """
 
@@ -50,6 +51,10 @@ class CheckpointError(MarinTrainError):
 
 class DivergedError(MarinTrainError):
     """Loss or gradient is no longer a finite number; no state after it is saved."""
+
+
+class LostProcessError(MarinTrainError):
+    """Another process of the run is gone, and no step can be done without it."""
 
 
 class InterruptedRunError(MarinTrainError):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from marin_train.batches import place
 from marin_train.checkpoints import load_model
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture
@@ -71,6 +72,7 @@ class HeldOutScorer:
         import jax
 
         from marin_train.losses import Batch, token_losses
+        from marin_train.mesh import sharding
 
         self._names = [component.name for component in config.data.components if component.validation]
         if not self._names:
@@ -80,7 +82,8 @@ class HeldOutScorer:
         def score(model: Any, batch: Batch) -> "jax.Array":
             return token_losses(model, batch, config=config.model, policy=policy)
 
-        self._score = jax.jit(score)
+        # Whole on every device, so that every process can read all of it.
+        self._score = jax.jit(score, out_shardings=sharding(mesh, ()))
 
     @property
     def digest(self) -> str:
@@ -122,12 +125,10 @@ class HeldOutScorer:
         )
 
     def _placed(self, sequences: Sequences) -> Any:
-        import jax
+        def read(rows: slice) -> Sequences:
+            return Sequences(*(array if array is None else array[rows] for array in sequences))
 
-        from marin_train.losses import Batch
-        from marin_train.mesh import sharding
-
-        return Batch(**jax.device_put(sequences._asdict(), sharding(self._mesh, ("batch", "seq"))))
+        return place(self._mesh, len(sequences.tokens), read)
 
     def _count(self, name: str) -> int:
         return self._mixture.validation(name).num_sequences

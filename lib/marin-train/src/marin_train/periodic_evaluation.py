@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture
+from marin_train.distributed import is_first
 from marin_train.held_out import HeldOut, HeldOutScorer
 from marin_train.tracking import Tracker
 
@@ -69,7 +70,10 @@ class PeriodicEvaluation:
 
     def evaluate(self, step: int, state: "TrainState") -> None:
         """Scores the parameters, or their moving average where one is kept, and tells of it."""
-        row = add_evaluation(self.path, step, self.scorer.score(state.model if state.ema is None else state.ema))
+        results = self.scorer.score(state.model if state.ema is None else state.ema)
+        if not is_first():
+            return
+        row = add_evaluation(self.path, step, results)
         logger.info(
             "step %d: held out, loss %.4f over tokens, %.4f over components",
             step,

@@ -182,7 +182,7 @@ def _norms(**trees: Any) -> dict[str, dict[str, Float[Array, ""]]]:
     for name, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
             where = jax.tree_util.keystr(path, simple=True, separator=".")
-            norms.setdefault(where, {})[name] = jnp.linalg.norm(leaf.reshape(-1))
+            norms.setdefault(where, {})[name] = jnp.sqrt(jnp.sum(jnp.square(leaf)))
     return norms
 
 
