@@ -63,18 +63,27 @@ def init_state(config: TrainConfig, *, mesh: Mesh) -> TrainState:
 def state_template(config: TrainConfig, *, mesh: Mesh) -> TrainState:
     """The state's shapes, types and places; nothing is allocated.
 
-    An optimizer's moments lie beside their parameter, its counters everywhere.
+    What an optimizer keeps in a parameter's shape lies beside it; its counters, and what it keeps of rows, columns or
+    norms, everywhere.
     """
     table = models.family(config.model).parameter_table(config.model)
     state = jax.eval_shape(partial(_draw_state, config))
+
+    def is_masked(leaf: Any) -> bool:
+        return isinstance(leaf, optax.MaskedNode)
+
     by_parameter = map_parameters(lambda parameter: sharding(mesh, parameter.dims), table, state.model)
     everywhere: Any = sharding(mesh, ())
     opt_state = optax.tree.map_params(
         make_optimizer(config, table).init,
-        lambda _, placed: placed,
+        lambda leaf, parameter, placed: (
+            leaf if is_masked(leaf) else placed if leaf.shape == parameter.shape else everywhere
+        ),
         state.opt_state,
+        state.model,
         by_parameter,
         transform_non_params=lambda _: everywhere,
+        is_leaf=is_masked,
     )
     places = TrainState(
         model=by_parameter,
