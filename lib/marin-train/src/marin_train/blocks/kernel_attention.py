@@ -82,6 +82,7 @@ def attend_by_splash(
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=scoring.softcap,
+        residual_checkpoint_name="attention_mixed",
         interpret=jax.default_backend() != "tpu",
     )
 
