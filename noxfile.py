@@ -64,6 +64,13 @@ def tests(session: nox.Session, package: str) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """A training run killed at random moments, SOAK_KILLS times (20), compared bitwise with one that was not."""
+    session.install(*locked(session), "-r", export(session, "--only-group", "test"), *members("train"))
+    pytest(session, "tests/soak.py", "-s", *session.posargs, cwd=ROOT / "lib" / "marin-train")
+
+
+@nox.session
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def wheel(session: nox.Session, package: str) -> None:
     """Builds one wheel, installs it alone in a clean environment, and runs its tests outside this tree."""

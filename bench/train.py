@@ -1,144 +1,173 @@
-"""One training step, against a plain hand-written one: the same Llama shape, batch and optimizer, interleaved.
+"""Training steps of ours and of other trainers: one shape, one stream of text, interleaved rounds.
 
-    uv run bench/train.py                 the shape of the quickstart's model at sequence 512, batch 8
-    uv run bench/train.py --seq-len 256   as the quickstart trains it
+    uv run bench/train.py                                  4 layers of width 256 (7.6M parameters), 200 steps each
+    uv run bench/train.py --quick                          30 steps
+    uv run bench/train.py --shape 30M                      8 layers of width 512
+    uv run bench/train.py --depths 4 32                    what starting and compiling take, by number of layers
+    MARIN_BENCH_PEERS=~/peers uv run bench/train.py        beside Levanter (in m312/) and PyTorch (in hf/)
 
-The peer is what one writes in an afternoon: fp32, no blocks, whole logits, optax's AdamW. Rows: median and range of a
-step over the rounds, its ratio to the peer's median in the same run, and what compiling took.
+Environments: `uv venv -p 3.12 m312`, `uv pip install -p m312/bin/python --prerelease=allow marin-levanter`; and
+`python3.11 -m venv hf`, `hf/bin/pip install torch==2.13.0 numpy`.
+
+Every trainer is a process that lives through all rounds (`flows/training.py`); "plain" is the fp32 step that one writes
+in an afternoon. Rows: median and range of a step, CPU seconds a step, its ratio to ours as chosen, the loss over the
+last tenth; then what starting took, from the command to the end of the first step, and memory.
 """
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
+from flows.training import Shape, write_tokens
 
-from marin_train import Component, DataConfig, ModelConfig, TrainConfig, presets
-from marin_train.mesh import make_mesh
-from marin_train.policy import by_name
-from marin_train.train_step import Batch, init_state, make_train_step
-
-POLICIES = ("float32-blocked-keep-unroll", "bfloat16-blocked-keep-unroll", "bfloat16-blocked-full-scan")
-
-
-def plain_parameters(model: ModelConfig) -> dict:
-    """Weights of the peer: a dict, layers in a list."""
-    keys = iter(jax.random.split(jax.random.key(0), 8 * model.num_layers + 2))
-    width, inner = model.hidden_dim, model.num_heads * model.head_dim
-
-    def draw(*shape: int) -> jax.Array:
-        return jax.random.normal(next(keys), shape) * shape[0] ** -0.5
-
-    layers = [
-        {
-            "norm1": jnp.ones(width), "norm2": jnp.ones(width),
-            "q": draw(width, inner), "k": draw(width, inner), "v": draw(width, inner), "o": draw(inner, width),
-            "gate": draw(width, model.mlp_dim), "up": draw(width, model.mlp_dim), "down": draw(model.mlp_dim, width),
-        }
-        for _ in range(model.num_layers)
-    ]  # fmt: skip
-    return {
-        "embed": draw(model.vocab_size, width), "layers": layers, "norm": jnp.ones(width),
-        "head": draw(width, model.vocab_size),
-    }  # fmt: skip
+FLOWS = Path(__file__).parent / "flows"
+SHAPES = {
+    "7M": Shape(),
+    "30M": Shape(hidden=512, layers=8, heads=8, mlp=1408),
+    "tiny": Shape(hidden=64, layers=2, heads=1, mlp=128, vocab=512, seq_len=128, batch=2),
+}
+FP32 = "float32-blocked-keep-unroll"
+OURS = "ours, as chosen"
 
 
-def plain_loss(parameters: dict, tokens: jax.Array, model: ModelConfig) -> jax.Array:
-    """Mean cross-entropy, written straight down."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    seq_len, half = inputs.shape[1], model.head_dim // 2
-    angles = jnp.arange(seq_len)[:, None] * model.rope_theta ** (-jnp.arange(half) / half)
-    cos, sin = jnp.cos(angles)[:, None, :], jnp.sin(angles)[:, None, :]
+@dataclass
+class Trainer:
+    """A process, and what it has said."""
 
-    def norm(x: jax.Array, gain: jax.Array) -> jax.Array:
-        return gain * x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + model.norm_eps)
+    process: subprocess.Popen[str]
+    start: float
+    hello: dict[str, Any] = field(default_factory=dict)
+    steps: list[dict[str, float]] = field(default_factory=list)
+    memory_mb: float = 0.0
 
-    def turn(x: jax.Array) -> jax.Array:
-        a, b = x[..., :half], x[..., half:]
-        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+    def listen(self) -> dict[str, Any]:
+        """Its next line of JSON; raises when it has ended."""
+        assert self.process.stdout
+        for line in self.process.stdout:
+            if line.startswith('{"'):
+                return json.loads(line)
+        raise ChildProcessError(f"ended with status {self.process.wait()}; see above")
 
-    x = parameters["embed"][inputs]
-    visible = jnp.tril(jnp.ones((seq_len, seq_len), bool))
-    for layer in parameters["layers"]:
-        y = norm(x, layer["norm1"])
-        q, k, v = (jnp.reshape(y @ layer[n], (*y.shape[:2], model.num_heads, model.head_dim)) for n in "qkv")
-        scores = jnp.einsum("bqhd,bkhd->bhqk", turn(q), turn(k)) * model.head_dim**-0.5
-        weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf), -1)
-        x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(*y.shape[:2], -1) @ layer["o"]
-        y = norm(x, layer["norm2"])
-        x = x + (jax.nn.silu(y @ layer["gate"]) * (y @ layer["up"])) @ layer["down"]
-    logits = norm(x, parameters["norm"]) @ parameters["head"]
-    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
-
-
-def plain_step(model: ModelConfig, tokens: jax.Array) -> Callable[[], float]:
-    """The peer's step as a call that returns its loss."""
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, b2=0.95, weight_decay=0.1))
-
-    @jax.jit
-    def update(parameters: Any, state: optax.OptState) -> tuple[Any, optax.OptState, jax.Array]:
-        loss, gradients = jax.value_and_grad(plain_loss)(parameters, tokens, model)
-        updates, state = optimizer.update(gradients, state, parameters)
-        return optax.apply_updates(parameters, updates), state, loss
-
-    held: list = [plain_parameters(model)]
-    held.append(optimizer.init(held[0]))
-
-    def step() -> float:
-        held[0], held[1], loss = update(*held)
-        return float(loss)
-
-    return step
+    def take(self, num_steps: int) -> None:
+        """Has it take steps."""
+        assert self.process.stdin
+        self.process.stdin.write(f"{num_steps}\n")
+        self.process.stdin.flush()
+        said = self.listen()
+        self.steps += said["steps"]
+        self.memory_mb = said["memory_mb"]
 
 
-def our_step(config: TrainConfig, policy_name: str, tokens: jax.Array) -> Callable[[], float]:
-    """One policy's step as a call that returns its loss."""
-    mesh, policy = make_mesh(config.mesh), by_name(policy_name)
-    state = init_state(config, mesh=mesh)
-    update = make_train_step(config, policy=policy, mesh=mesh)
-    batch = Batch(tokens=tokens, loss_mask=jnp.ones((tokens.shape[0], tokens.shape[1] - 1), bool))
+def commands(shape: Shape, scratch: Path) -> dict[str, list[str]]:
+    """Of every trainer whose environment is there: what starts it."""
+    where = Path(os.environ.get("MARIN_BENCH_PEERS") or "/nonexistent").expanduser()
+    common, weights = [str(shape), str(scratch / "tokens.npy")], str(scratch / f"weights-{shape.layers}.npz")
+    found = {
+        OURS: [sys.executable, "training_ours.py", *common, weights, "auto"],
+        "ours, fp32": [sys.executable, "training_ours.py", *common, weights, FP32],
+        "plain JAX, fp32": [sys.executable, "training_plain.py", *common, weights],
+        "Levanter, fp32": [f"{where}/m312/bin/python", "training_levanter.py", *common, str(scratch / "levanter")],
+        "PyTorch, fp32": [f"{where}/hf/bin/python", "training_torch.py", *common, weights, "float32"],
+        "PyTorch, bf16 autocast": [f"{where}/hf/bin/python", "training_torch.py", *common, weights, "bfloat16"],
+    }
+    return {name: command for name, command in found.items() if Path(command[0]).exists()}
 
-    def step() -> float:
-        nonlocal state
-        state, metrics = update(state, batch)
-        return float(metrics["loss"])
 
-    return step
+def launch(command: list[str], scratch: Path) -> Trainer:
+    """Starts a trainer and waits for its first step, alone on the machine."""
+    begun = time.perf_counter()
+    program, script, *rest = command
+    process = subprocess.Popen(
+        [program, str(FLOWS / script), *rest],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=scratch,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    trainer = Trainer(process, 0.0)
+    trainer.hello = trainer.listen()
+    trainer.start = time.perf_counter() - begun
+    return trainer
+
+
+def stop(trainers: dict[str, Trainer]) -> None:
+    """Ends them: their input is over."""
+    for trainer in trainers.values():
+        assert trainer.process.stdin
+        trainer.process.stdin.close()
+    for trainer in trainers.values():
+        trainer.process.wait(60)
+
+
+def show(trainers: dict[str, Trainer]) -> None:
+    """The tables."""
+    ours = statistics.median(s["seconds"] for s in trainers[OURS].steps)
+    print(f"{'a step':<26}{'median ms':>10}{'min':>8}{'max':>8}{'CPU ms':>8}{'x ours':>8}{'loss':>9}")
+    for name, trainer in trainers.items():
+        seconds = [1e3 * s["seconds"] for s in trainer.steps]
+        cpu = 1e3 * statistics.median(s["cpu"] for s in trainer.steps)
+        last = trainer.steps[-max(1, len(seconds) // 10) :]
+        loss = statistics.fmean(s["loss"] for s in last)
+        middle = statistics.median(seconds)
+        numbers = f"{middle:>10.0f}{min(seconds):>8.0f}{max(seconds):>8.0f}{cpu:>8.0f}{middle / 1e3 / ours:>8.2f}"
+        print(f"{name:<26}{numbers}{loss:>9.4f}")
+    print(f"{'a start, s':<26}{'whole':>10}{'imports':>8}{'choice':>8}{'compile':>8}{'':>8}{'peak MB':>9}")
+    for name, trainer in trainers.items():
+        hello = trainer.hello
+        # Where compiling was not told apart, the first step is all but that.
+        compiled = hello.get("compile", hello["first_step"])
+        numbers = f"{trainer.start:>10.1f}{hello['imports']:>8.1f}{hello.get('choice', 0.0):>8.1f}{compiled:>8.1f}"
+        print(f"{name:<26}{numbers}{'':>8}{trainer.memory_mb:>9.0f}")
+    for name in (OURS, "ours, fp32"):
+        hello = trainers[name].hello
+        held, sums = hello["step_mb"], hello["analytic_mb"]
+        print(f"{name}: {hello['policy']}; its step holds {held:.0f} MB, {held / sums:.2f} of the sum of its arrays")
+
+
+def show_depths(shape: Shape, depths: list[int], scratch: Path) -> None:
+    """What starting takes, by number of layers."""
+    print(f"{'layers':<26}{'layers':>8}{'start s':>9}{'compile s':>11}")
+    for depth in depths:
+        for name, command in commands(replace(shape, layers=depth), scratch).items():
+            trainer = launch(command, scratch)
+            stop({name: trainer})
+            compiled = trainer.hello.get("compile", trainer.hello["first_step"])
+            print(f"{name:<26}{depth:>8}{trainer.start:>9.1f}{compiled:>11.1f}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seq-len", type=int, default=512)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--shape", choices=sorted(SHAPES), default="7M")
+    parser.add_argument("--steps", type=int, help="default: 200, or 30 if quick")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--quick", action="store_true", help="30 steps")
+    parser.add_argument("--depths", type=int, nargs="+", metavar="LAYERS", help="start and compile times alone")
     options = parser.parse_args()
-    model = presets.llama_nano()
-    shape = (options.batch_size, options.seq_len + 1)
-    tokens = jnp.asarray(np.random.default_rng(0).integers(0, model.vocab_size, shape, dtype=np.int32))
-    data = DataConfig(components=(Component(name="random", path="none"),), seq_len=options.seq_len)
-    config = TrainConfig(model=model, data=data, steps=1000, batch_size=options.batch_size)
-    steps = {"plain JAX, fp32": plain_step(model, tokens), **{p: our_step(config, p, tokens) for p in POLICIES}}
-    compiled, times = {}, {name: [] for name in steps}
-    for name, step in steps.items():
-        start = time.perf_counter()
-        step()
-        compiled[name] = time.perf_counter() - start
-    for _ in range(options.rounds):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - start)
-    peer = statistics.median(times["plain JAX, fp32"])
-    print(f"{'step':<32}{'median ms':>10}{'min':>8}{'max':>8}{'x peer':>8}{'compile s':>11}")
-    for name, runs in times.items():
-        low, middle, high = min(runs), statistics.median(runs), max(runs)
-        row = f"{1e3 * middle:>10.0f}{1e3 * low:>8.0f}{1e3 * high:>8.0f}{middle / peer:>8.2f}{compiled[name]:>11.1f}"
-        print(f"{name:<32}{row}")
+    shape, steps = SHAPES[options.shape], options.steps or (30 if options.quick else 200)
+    with tempfile.TemporaryDirectory(prefix="marin-bench-", ignore_cleanup_errors=True) as directory:
+        scratch = Path(directory)
+        write_tokens(shape, scratch / "tokens.npy")
+        if options.depths:
+            show_depths(shape, options.depths, scratch)
+            return
+        trainers: dict[str, Trainer] = {}
+        try:
+            for name, command in commands(shape, scratch).items():
+                trainers[name] = launch(command, scratch)
+            for k in range(options.rounds):
+                print(f"\rround {k + 1} of {options.rounds}", end="", file=sys.stderr, flush=True)
+                for trainer in trainers.values():
+                    trainer.take(max(1, steps // options.rounds))
+            print("\r" + " " * 24, end="\r", file=sys.stderr)
+        finally:
+            stop(trainers)
+    show(trainers)
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def _write_store(
     vocab_size: int = VOCAB_SIZE,
     tokenizer: str | None = None,
     masks: Sequence[Sequence[bool]] | None = None,
+    sources: Sequence[Sequence[tuple[str, int]]] | None = None,
 ) -> Path:
     """Writes parts of documents of token ids; each token but EOS stands for one byte of text."""
     path.mkdir(parents=True)
@@ -91,6 +92,8 @@ def _write_store(
         files = _part_files(documents, dtype)
         if masks is not None:
             files["mask"] = np.packbits(np.array(masks[number], bool), bitorder="little").tobytes()
+        if sources is not None:
+            files["sources"] = "".join(json.dumps(run) + "\n" for run in sources[number]).encode()
         for suffix, content in files.items():
             (path / f"{name}.{suffix}").write_bytes(content)
         entries.append(

@@ -1,20 +1,27 @@
+import contextlib
+import dataclasses
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from marin_train import checkpoints as checkpoints_module
+from marin_train.certificates import read_certificate, write_certificate
 from marin_train.checkpoints import checkpoints, find, load_model, named_leaves
-from marin_train.configs import TrainConfig
+from marin_train.configs import TrainConfig, to_dict
 from marin_train.errors import CheckpointError, MarinTrainError
 from marin_train.loop import train
 from marin_train.tracking import read_metrics
 
 MakeConfig = Callable[..., TrainConfig]
+Loaded = tuple[Path, dict[str, bytes]]
 
 
 def _newest(run: Path) -> Path:
@@ -32,19 +39,29 @@ def _flip_a_byte(checkpoint: Path) -> None:
     file.write_bytes(bytes(raw))
 
 
-def _forge_a_digest(checkpoint: Path) -> None:
-    file = checkpoint / "certificate.json"
-    values = json.loads(file.read_text())
-    values["leaves"]["model"] = "0" * 64
-    file.write_text(json.dumps(values))
+def _change_a_digest(checkpoint: Path) -> None:
+    """As a certificate would be that was written for other leaves: whole in itself."""
+    certificate = read_certificate(checkpoint)
+    name, leaf = next(iter(certificate.leaves["model"].items()))
+    other = {name: dataclasses.replace(leaf, digest="0" * 16)}
+    leaves = certificate.leaves | {"model": certificate.leaves["model"] | other}
+    write_certificate(checkpoint, dataclasses.replace(certificate, leaves=leaves))
+
+
+def _replace(file: Path, old: bytes, new: bytes) -> None:
+    content = file.read_bytes()
+    assert old in content
+    file.write_bytes(content.replace(old, new))
 
 
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "a flipped byte": _flip_a_byte,
-    "leaves of another digest": _forge_a_digest,
+    "leaves of another digest": _change_a_digest,
     "a truncated file": lambda c: _largest_file(c, "model").write_bytes(b""),
     "a lost file": lambda c: _largest_file(c, "optimizer").unlink(),
     "no certificate": lambda c: (c / "certificate.json").unlink(),
+    "another configuration": lambda c: _replace(c / "config.json", b'"seed": 0', b'"seed": 1'),
+    "another step in the certificate": lambda c: _replace(c / "certificate.json", b'"step": 12', b'"step": 11'),
     "half a certificate": lambda c: (c / "certificate.json").write_text('{"step": 12'),
 }
 
@@ -103,20 +120,113 @@ def test_a_damaged_checkpoint_asked_for_by_name_is_refused(run_copy: Path) -> No
         load_model(_newest(run_copy))
 
 
-def test_a_save_that_fails_is_said_and_the_one_before_it_stays(
-    tiny_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+FULL_DISK = """
+import json, logging, resource, sys
+from marin_train import loop
+from marin_train.config_files import from_dict
+from marin_train.configs import TrainConfig, to_dict
+from marin_train.errors import MarinTrainError
+
+config, out_dir, frees = from_dict(TrainConfig, json.loads(sys.argv[1])), sys.argv[2], sys.argv[3] == "freed"
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+class Disk:
+    def start(self, record, *, step): pass
+    def finish(self, summary): pass
+    def log(self, row):
+        if row["step"] == 2:
+            limit(12_000)
+
+class Freed(logging.Handler):
+    def emit(self, record):
+        limit(resource.RLIM_INFINITY)
+
+if frees:
+    logging.getLogger("marin_train").addHandler(Freed())
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+try:
+    loop.train(config, out_dir, trackers=[Disk()])
+except MarinTrainError as error:
+    sys.exit(str(error))
+"""
+
+
+GOES_ON = "; the run goes on, and tries again with step "
+
+
+@pytest.mark.parametrize(
+    ("disk", "told", "saved"),
+    [
+        ("freed", {4: f"{GOES_ON}8"}, ["step-00000012", "step-00000008"]),
+        ("full", {4: f"{GOES_ON}8", 8: f"{GOES_ON}12", 12: "; those before it are intact"}, []),
+    ],
+)
+def test_a_full_disk_costs_a_checkpoint_and_one_line_and_the_run_only_where_it_is_the_last(
+    disk: str, told: dict[int, str], saved: list[str], tiny_config: MakeConfig, tmp_path: Path
 ) -> None:
-    save_leaves = checkpoints_module._save_leaves
+    command = [sys.executable, "-c", FULL_DISK, json.dumps(to_dict(tiny_config())), str(tmp_path / "out"), disk]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(told), done.stderr
+    for line, (step, end) in zip(lines, told.items(), strict=True):
+        assert line.startswith(f"the checkpoint of step {step} could not be written to ")
+        assert "File too large" in line
+        assert line.endswith(end)
+    assert done.returncode == (1 if disk == "full" else 0)
+    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == saved
+    assert not list((tmp_path / "out" / "checkpoints").glob(".saving-*"))
 
-    def on_a_full_disk(path: Path, leaves: Mapping[str, np.ndarray]) -> None:
-        if "step-00000008" in str(path):
-            raise ValueError("OUT_OF_RANGE: Failed writing\nand more")
-        save_leaves(path, leaves)
 
-    monkeypatch.setattr(checkpoints_module, "_save_leaves", on_a_full_disk)
-    with pytest.raises(MarinTrainError, match=r"step 8 could not be written to .*: OUT_OF_RANGE: Failed writing; "):
-        train(tiny_config(), tmp_path / "out")
-    assert [path.name for path in checkpoints(tmp_path / "out" / "checkpoints")] == ["step-00000004"]
+def test_a_checkpoint_of_another_format_is_refused_naming_it(tiny_config: MakeConfig, run_copy: Path) -> None:
+    earlier = {
+        "step": 12,
+        "permanent": True,
+        "leaves": {"model": "0" * 64},
+        "stores": {},
+        "next_batch": "",
+        "files": {},
+    }
+    (_newest(run_copy) / "certificate.json").write_text(json.dumps(earlier))
+    with pytest.raises(CheckpointError, match="format 1, this version of marin-train reads format 2"):
+        train(tiny_config(), run_copy)
+
+
+def test_a_directory_of_something_else_is_refused_and_left_as_it_is(tiny_config: MakeConfig, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(CheckpointError, match=r"holds no run \(run.json is absent, thesis.tex is there\)"):
+        train(tiny_config(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_byte_changed_or_a_file_cut_anywhere_is_noticed_or_harmless(data: st.DataObject, loaded: Loaded) -> None:
+    path, expected = loaded
+    file = data.draw(st.sampled_from(sorted(f for f in path.rglob("*") if f.is_file())), label="file")
+    content = file.read_bytes()
+    at = data.draw(st.integers(0, len(content) - 1), label="at")
+    changed = content[:at]
+    if not data.draw(st.booleans(), label="cut"):
+        changed += bytes([content[at] ^ data.draw(st.integers(1, 255), label="flipped")]) + content[at + 1 :]
+    file.write_bytes(changed)
+    try:
+        with contextlib.suppress(CheckpointError):
+            assert _leaves(path) == expected
+    finally:
+        file.write_bytes(content)
+
+
+def _leaves(path: Path) -> dict[str, bytes]:
+    return {name: np.asarray(leaf).tobytes() for name, leaf in named_leaves(load_model(path).model).items()}
+
+
+@pytest.fixture(scope="module")
+def loaded(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """A checkpoint to damage, and the bytes of its model's leaves."""
+    path = Path(shutil.copytree(_newest(finished_run), tmp_path_factory.mktemp("damaged") / "checkpoint"))
+    return path, _leaves(path)
 
 
 def test_going_on_under_another_policy_is_refused(tiny_config: MakeConfig, run_copy: Path) -> None:

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from marin_train import models
 from marin_train.checkpoints import load_model
 from marin_train.configs import Component, DataConfig, TrainConfig
 from marin_train.data.mixture import Mixture
+from marin_train.data.store import TokenStore
 from marin_train.errors import ConfigError
 from marin_train.held_out import evaluate_held_out
 from marin_train.loop import train
@@ -33,6 +35,9 @@ def test_it_is_the_mean_over_the_sequences_that_were_never_trained_on(
     of_targets = np.take_along_axis(logits, tokens[:, 1:, None].astype(np.int64), axis=-1)[..., 0]
     nats = np.log(np.exp(logits).sum(axis=-1)) - of_targets
     assert result.loss == pytest.approx(float(nats.mean()), rel=1e-5)
+    whole = TokenStore.open(store)
+    per_byte = whole.num_tokens / whole.num_bytes / math.log(2)
+    assert result.bits_per_byte == pytest.approx(float(nats.mean()) * per_byte, rel=1e-5)
 
 
 def test_a_run_that_holds_nothing_out_is_refused(finished_run: Path) -> None:

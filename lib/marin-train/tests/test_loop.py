@@ -26,7 +26,8 @@ TIMES = ("step_time_s", "tokens_per_s", "mfu_causal", "mfu_full")
 
 CHILD = """
 import json, logging, os, signal, sys
-from marin_train import checkpoints, loop
+from marin_train import loop
+from marin_train.checkpoints import writing
 from marin_train.config_files import from_dict
 from marin_train.configs import TrainConfig
 
@@ -42,7 +43,7 @@ class DieAtStep:
         if die_at == f"step {row['step']}":
             die()
 
-save_leaves, flush, saves = checkpoints._save_leaves, checkpoints._flush, 0
+save_leaves, flush, saves = writing.save_leaves, writing.flush, 0
 
 def dying_save(path, leaves):
     global saves
@@ -56,7 +57,7 @@ def dying_flush(path):
         die()
     flush(path)
 
-checkpoints._save_leaves, checkpoints._flush = dying_save, dying_flush
+writing.save_leaves, writing.flush = dying_save, dying_flush
 loop.train(config, out_dir, trackers=[DieAtStep()])
 """
 

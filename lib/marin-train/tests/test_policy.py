@@ -1,6 +1,8 @@
 import dataclasses
 import logging
+from functools import partial
 
+import jax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ RUN = TrainConfig(
 every_policy = st.builds(
     Policy,
     operands=st.sampled_from(["float32", "bfloat16"]),
-    attention=st.sampled_from(["reference", "blocked"]),
+    attention=st.sampled_from(["reference", "blocked", "dot_product", "splash"]),
     remat=st.sampled_from(["keep", "full", "dots", "named"]),
     scan=st.booleans(),
 )
@@ -47,14 +49,24 @@ def test_a_pinned_policy_is_taken_unmeasured(monkeypatch):
     assert choose(dataclasses.replace(RUN, policy=pinned)).name == pinned
 
 
-def test_however_little_time_there_is_both_operands_are_measured(monkeypatch, caplog):
-    monkeypatch.setattr(policies, "SECONDS", 0.0)
+def test_every_candidate_is_measured_and_one_of_them_chosen(caplog):
     with caplog.at_level(logging.INFO, logger="marin_train"):
         chosen = choose(RUN)
     measured = [line.split()[1].rstrip(":") for line in caplog.messages if " ms for " in line]
-    assert measured == ["float32-reference-keep-unroll", "bfloat16-reference-keep-unroll"]
-    assert by_name(chosen.name) == chosen
-    assert caplog.messages[-1] == f"policy {chosen.name}: taken unmeasured, for lack of time"
+    assert measured[:2] == ["float32-reference-keep-unroll", "bfloat16-reference-keep-unroll"]
+    expected = policies.candidates(RUN, operands=chosen.operands, platform="cpu")
+    assert measured[2:] == [policy.name for policy in expected]
+    assert chosen in expected
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_deep_stacks_are_never_unrolled_and_candidates_differ(platform):
+    deep = dataclasses.replace(RUN, model=dataclasses.replace(RUN.model, num_layers=32))
+    found = policies.candidates(deep, operands="bfloat16", platform=platform)
+    assert found
+    assert all(policy.scan for policy in found)
+    assert len(set(found)) == len(found)
+    assert {policy.activations for policy in found} == {"float32" if platform == "cpu" else "bfloat16"}
 
 
 def test_the_layers_that_are_measured_are_the_runs_own():
@@ -75,43 +87,57 @@ class Clock:
         return self.now
 
 
-def test_no_candidate_is_begun_that_would_not_be_done_in_time(monkeypatch):
-    clock, tried = Clock(), []
+def probes(clock, seconds):
+    """A probe a policy that takes so long to run; one that takes none cannot run."""
+
+    def build(taken):
+        if not taken:
+            raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no such product")
+
+        def run():
+            clock.now += taken
+
+        return run
+
+    return {policy: partial(build, taken) for policy, taken in seconds.items()}
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
     monkeypatch.setattr(policies, "time", clock)
-
-    def probe(policy):
-        def build():
-            tried.append(policy)
-            clock.now += 3.0  # of compiling
-            return run
-
-        return build
-
-    def run():
-        clock.now += 0.25
-
-    candidates = [Policy(), Policy(scan=True), Policy(remat="full"), Policy(remat=True, scan=True)]
-    policies._fastest({policy: probe(policy) for policy in candidates}, what="a test", deadline=8.0)
-    assert tried == candidates[:2]
-    assert clock.now == 8.0  # two compiled and run, and three more runs of each
+    return clock
 
 
-def test_the_fastest_wins_and_one_that_cannot_run_is_no_candidate():
-    import jax
+FIRST, SECOND, THIRD = Policy(), Policy(scan=True), Policy(remat="full")
 
-    slow, fast, broken = Policy(), Policy(scan=True), Policy(remat="full")
-    calls = {slow: 3_000_000, fast: 1}
 
-    def probe(policy):
-        def build():
-            if policy == broken:
-                raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: no such product")
-            return lambda: sum(range(calls[policy]))
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({FIRST: 0.20, SECOND: 0.10, THIRD: 0.15}, SECOND),
+        ({FIRST: 0.0, SECOND: 0.20, THIRD: 0.10}, THIRD),  # the first cannot run
+        ({FIRST: 0.0, SECOND: 0.20, THIRD: 0.0}, SECOND),
+        ({FIRST: 0.1000, SECOND: 0.0999, THIRD: 0.0998}, FIRST),  # as fast as can be told apart
+    ],
+)
+def test_the_fastest_that_runs_wins_and_the_first_of_equals(clock, seconds, chosen):
+    assert policies._fastest(probes(clock, seconds), what="a test") == chosen
 
-        return build
 
-    probes = {policy: probe(policy) for policy in (broken, slow, fast)}
-    assert policies._fastest(probes, what="a test", deadline=float("inf")) == fast
-    assert policies._fastest(probes, what="a test", deadline=0.0) == slow  # out of time after the first that runs
+def test_a_run_that_was_disturbed_once_is_judged_by_its_others(clock):
+    disturbed = iter([0.1, 5.0])
+
+    def build():
+        def run():
+            clock.now += next(disturbed, 0.1)
+
+        return run
+
+    rivals = {FIRST: build, **probes(clock, {SECOND: 0.2})}
+    assert policies._fastest(rivals, what="a test") == FIRST
+
+
+def test_where_none_runs_a_policy_must_be_pinned(clock):
     with pytest.raises(ConfigError, match="none of the policies runs"):
-        policies._fastest({broken: probe(broken)}, what="a test", deadline=float("inf"))
+        policies._fastest(probes(clock, {FIRST: 0.0, SECOND: 0.0}), what="a test")

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marin_train import models
 from marin_train.configs import (
     Component,
     DataConfig,
@@ -23,7 +22,6 @@ from marin_train.configs import (
 from marin_train.errors import ConfigError  # noqa: F401 - the child process reads it here
 from marin_train.losses import Batch, summed_loss
 from marin_train.mesh import make_mesh
-from marin_train.models import decoder
 from marin_train.policy import Policy
 from marin_train.train_step import init_state, make_train_step
 
@@ -93,25 +91,6 @@ def run(batches, *, policy, config=RUN):
         state, metrics = step(state, batch)
         rows.append({name: float(value) for name, value in metrics.items()})
     return state, rows
-
-
-def test_a_tiny_model_learns_one_batch_by_heart():
-    # Every sequence begins with its own three ids; what follows them is then decided.
-    batch = random_batch(0)
-    batch = batch._replace(loss_mask=jnp.ones_like(batch.loss_mask).at[:, :3].set(False))
-    _, rows = run([batch] * RUN.steps, policy=PLAIN)
-    assert rows[0]["num_tokens"] == 8 * 9
-    assert rows[0]["loss"] > 2
-    assert rows[-1]["loss"] < 0.1
-
-
-def test_the_next_token_is_learnt_and_not_the_one_it_reads():
-    state, _ = run([counting_batch(seed) for seed in range(RUN.steps)], policy=PLAIN)
-    family = models.family(RUN.model)
-    tokens = jnp.arange(12, dtype=jnp.int32)[None]
-    hidden = jax.jit(functools.partial(decoder.forward, config=RUN.model, policy=PLAIN))(state.model, tokens)
-    predicted = jnp.argmax(hidden @ family.head(state.model), axis=-1)
-    np.testing.assert_array_equal(predicted, (tokens + 5) % 16)
 
 
 def test_rounded_operands_reach_the_loss_of_float32_within_a_hundredth():

@@ -1,10 +1,17 @@
-"""Batches of a mixture on their way to the devices: made and placed in the background, ahead of the step."""
+"""Batches on their way to the devices: made and placed in the background, ahead of the step.
+
+A batch is one array over all devices of the mesh, whichever process they belong to. Each process reads the rows that
+its own devices hold, and no others.
+"""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from marin_train.data.loader import Prefetch
 from marin_train.data.mixture import Mixture
+from marin_train.data.packing import Sequences
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -16,20 +23,39 @@ def prefetch(mixture: Mixture, mesh: "Mesh", *, start: int, stop: int) -> Prefet
     """Batches ahead of the step: two from a disk, where one thread suffices, more where a network is waited for."""
     remote = any(store.is_remote for store in mixture.stores.values())
     depth, num_threads = (8, 4) if remote else (2, 1)
-    return Prefetch(_on_device(mixture, mesh), start=start, stop=stop, depth=depth, num_threads=num_threads)
+
+    def batch(step: int) -> "Batch":
+        return place(mesh, mixture.sizes.at(step), lambda rows: mixture.batch(step, rows=rows))
+
+    return Prefetch(batch, start=start, stop=stop, depth=depth, num_threads=num_threads)
 
 
-def _on_device(mixture: Mixture, mesh: "Mesh") -> Callable[[int], "Batch"]:
-    """``batch(step)`` placed on the mesh; called in the background, so that no step waits for a transfer."""
+def place(mesh: "Mesh", num_rows: int, read: Callable[[slice], Sequences]) -> "Batch":
+    """A batch over the mesh, of which this process reads what its devices hold.
+
+    Args:
+        mesh: the devices.
+        num_rows: sequences of the whole batch.
+        read: those rows of it.
+    """
     import jax
 
     from marin_train.losses import Batch
     from marin_train.mesh import sharding
 
     where = sharding(mesh, ("batch", "seq"))
+    held = [index[0] for index in where.addressable_devices_indices_map((num_rows, 1)).values()]
+    first, stop = min(rows.start or 0 for rows in held), max(num_rows if r.stop is None else r.stop for r in held)
+    local = read(slice(first, stop))
 
-    def batch(step: int) -> Batch:
-        # All of a batch's arrays lie alike; those that a packing has no need of are None, which is no array.
-        return Batch(**jax.device_put(mixture.batch(step)._asdict(), where))
+    def placed(array: np.ndarray | None) -> Any:
+        if array is None:  # what a packing has no need of is no array
+            return None
 
-    return batch
+        def share(index: tuple[slice, ...]) -> np.ndarray:
+            start, end, _ = index[0].indices(num_rows)
+            return array[(slice(start - first, end - first), *index[1:])]
+
+        return jax.make_array_from_callback((num_rows, *array.shape[1:]), where, share)
+
+    return Batch(**{name: placed(array) for name, array in local._asdict().items()})

@@ -7,6 +7,7 @@ codes: 0 done, 1 something failed or was interrupted, 2 usage or bad input, 3 re
 import json
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -15,15 +16,29 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from marin_train.errors import MarinTrainError
+from marin_train.errors import LostProcessError, MarinTrainError
 
 if TYPE_CHECKING:
     from marin_train.tracking import Tracker
 
 Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="A.B=C"), tyro.conf.UseAppendAction]
 
+Services = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction]
 
-def run(config: Path, /, *, out: Path, set_: Overrides = (), profile: str | None = None, json: bool = False) -> None:
+
+def run(
+    config: Path,
+    /,
+    *,
+    out: Path,
+    set_: Overrides = (),
+    tracker: Services = (),
+    profile: str | None = None,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    json: bool = False,
+) -> None:
     """Train a model, or go on where a run was stopped.
 
     Example: marin-train run nano.toml --set optimizer.learning_rate=0.002 --out runs/nano
@@ -32,16 +47,27 @@ def run(config: Path, /, *, out: Path, set_: Overrides = (), profile: str | None
         config: the run's configuration, .json or .toml, nested like TrainConfig.
         out: the run's directory.
         set_: override one field, by its dotted name; may be given again.
+        tracker: tell wandb, tensorboard or trackio of every step; may be given again.
         profile: steps to trace into the run's directory, as START:STOP.
+        coordinator: train together with other processes, which meet at this HOST:PORT; or auto, on a cluster that
+            JAX knows.
+        num_processes: how many there are.
+        process_id: which one this is, from 0; the others print nothing.
         json: print the run's summary as JSON.
     """
     from marin_train.config_files import load
+    from marin_train.distributed import is_first, join
     from marin_train.loop import train
     from marin_train.profiling import ProfileWindow
+    from marin_train.trackers import make_tracker
 
     window = None if profile is None else ProfileWindow.parse(profile)
-    with _progress() as trackers:
-        result = train(load(config, overrides=set_), out, trackers=trackers, profile=window)
+    settings, services = load(config, overrides=set_), [make_tracker(name, out) for name in tracker]
+    with _chatter_on_stderr(), _progress() as trackers:
+        join(coordinator, num_processes=num_processes, process_id=process_id)
+        result = train(settings, out, trackers=[*trackers, *services], profile=window)
+    if not is_first():
+        return
     loss = "none: no token of the last steps counts" if result.loss is None else f"{result.loss:.4f}"
     _print(result.summary if json else f"loss {loss}\n{result.checkpoint}")
 
@@ -78,9 +104,19 @@ def held_out(checkpoint: Path, /, *, batch_size: int = 8, json: bool = False) ->
         json: print the losses as JSON.
     """
     from marin_train.held_out import evaluate_held_out
+    from marin_train.periodic_evaluation import averages
 
     results = evaluate_held_out(checkpoint, batch_size=batch_size)
-    lines = [f"{r.component}: loss {r.loss:.4f} nats/token ({r.num_tokens:,} tokens)" for r in results]
+    lines = [
+        f"{r.component}: loss {r.loss:.4f} nats/token, {r.bits_per_byte:.4f} bits/byte ({r.num_tokens:,} tokens)"
+        for r in results
+    ]
+    if len(results) > 1:
+        over = averages(results)
+        lines += [
+            f"{name}: loss {over[f'{kind}_loss']:.4f} nats/token, {over[f'{kind}_bits_per_byte']:.4f} bits/byte"
+            for name, kind in (("over tokens", "micro"), ("over components", "macro"))
+        ]
     _print([r.to_dict() for r in results] if json else "\n".join(lines))
 
 
@@ -147,6 +183,22 @@ def export(
 
     path = export_hf(checkpoint, hf, dtype=dtype, overwrite=overwrite)
     _print({"path": str(path)} if json else str(path))
+
+
+def blame(run: Path, /, *, step: int, json: bool = False) -> None:
+    """Show the documents behind a step's batch, their files, and what each costs the model.
+
+    Example: marin-train blame runs/nano --step 321
+
+    Args:
+        run: the run's directory; its token stores are where they were.
+        step: counted from 1, as in metrics.jsonl.
+        json: print the documents as JSON.
+    """
+    from marin_train.blame import blame_step, to_text
+
+    result = blame_step(run, step)
+    _print(result.to_dict() if json else to_text(result, width=shutil.get_terminal_size((100, 24)).columns))
 
 
 def describe(config: Path, /, *, set_: Overrides = (), json: bool = False) -> None:
@@ -229,6 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "eval": evaluate,
         "generate": generate,
         "export": export,
+        "blame": blame,
         "describe": describe,
         "data": data,
         "held-out": held_out,
@@ -242,6 +295,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             description=description,
             config=(tyro.conf.FlagCreatePairsOff,),
         )
+    except LostProcessError as error:
+        print(f"marin-train: {error}", file=sys.stderr, flush=True)
+        os._exit(error.exit_code)  # an orderly end would wait for the process that is gone
     except MarinTrainError as error:
         print(f"marin-train: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -271,6 +327,20 @@ def _progress() -> Generator[list["Tracker"]]:
     finally:
         line.close()
         plain.setLevel(level)
+
+
+@contextmanager
+def _chatter_on_stderr() -> Generator[None]:
+    """Standard output is for results: what libraries below Python write there goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _print(result: Any) -> None:

@@ -2,12 +2,14 @@
 
 MarinTrainError
 ├── ConfigError          a configuration that cannot be run (exit 2)
-│   └── ExhaustedError   more data are asked for than epoch limits leave (exit 2)
+│   ├── ExhaustedError   more data are asked for than epoch limits leave (exit 2)
+│   └── MissingExtraError  an extra of the wheel is not installed (exit 2)
 ├── ParameterError       a model and its parameter table disagree (a programming error)
 ├── TokenStoreError      a token store that is absent, damaged, or of another tokenizer (exit 2)
 ├── HuggingFaceError     a Hugging Face checkpoint that cannot be read, or written, exactly (exit 2)
 ├── CheckpointError      a checkpoint that is absent, damaged, or of another run (exit 3)
 ├── DivergedError        loss or gradient is no longer finite (exit 1)
+├── LostProcessError     another process of the run is gone; started together, they go on (exit 1)
 └── InterruptedRunError  a signal asked the run to stop; the same call goes on (exit 1)
 """
 
@@ -26,6 +28,10 @@ class ConfigError(MarinTrainError, ValueError):
 
 class ExhaustedError(ConfigError, IndexError):
     """A step for which the epoch limits of a mixture's components leave no data."""
+
+
+class MissingExtraError(ConfigError):
+    """An extra of the wheel is not installed; the message holds the exact install line."""
 
 
 class ParameterError(MarinTrainError):
@@ -52,6 +58,10 @@ class CheckpointError(MarinTrainError):
 
 class DivergedError(MarinTrainError):
     """Loss or gradient is no longer a finite number; no state after it is saved."""
+
+
+class LostProcessError(MarinTrainError):
+    """Another process of the run is gone, and no step can be done without it."""
 
 
 class InterruptedRunError(MarinTrainError):

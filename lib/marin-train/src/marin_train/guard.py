@@ -9,7 +9,10 @@ Every finite step enters the window that later ones are measured against, skippe
 either way, and a level that has changed for good (other data, a larger batch) is taken for normal after a few steps; a
 window of accepted steps alone would refuse it for ever. Batches in which no token counts say nothing and do not enter.
 
-Invariant: whatever the batch, the state after a step is one that a run can go on from.
+A choice between old and new costs the step a pass over its state, so a run that neither skips nor tolerates anything
+(the default) makes none: its first step that is not finite ends it, before that step's state is saved.
+
+Invariant: whatever the batch, a state that is saved is one that a run can go on from.
 
 See: OLMo Team 2025, "2 OLMo 2 Furious" (arXiv 2501.00656), section 3, on skipping steps.
 """
@@ -109,8 +112,10 @@ def _is_outlier(value: Array, seen: Array, num_seen: Array, *, sigma: float) -> 
     Nothing does before half of the window is filled: a deviation from a few values says little.
     """
     window = len(seen)
-    filled = jnp.arange(window) < num_seen
     number = jnp.clip(num_seen, 2, window).astype(jnp.float32)
-    mean = jnp.sum(jnp.where(filled, seen, 0.0)) / number
-    variance = jnp.sum(jnp.where(filled, jnp.square(seen - mean), 0.0)) / (number - 1)
-    return (num_seen >= max(2, window // 2)) & (value > mean + sigma * jnp.sqrt(variance))
+    # Relative to one of them, so that of equal values none lies above the mean by rounding.
+    filled, above = jnp.arange(window) < num_seen, seen - seen[0]
+    mean = jnp.sum(jnp.where(filled, above, 0.0)) / number
+    variance = jnp.sum(jnp.where(filled, jnp.square(above - mean), 0.0)) / (number - 1)
+    enough = num_seen >= max(2, window // 2)
+    return enough & (value - seen[0] > mean + sigma * jnp.sqrt(variance))

@@ -13,7 +13,6 @@ checkpoints written in background threads. Only a checkpoint's copy to the host 
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -22,15 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from marin_train.batches import prefetch
 from marin_train.certificates import RunFacts
-from marin_train.checkpoints import CheckpointWriter, restore_latest
+from marin_train.checkpoints import Cadence, CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture, digest_batch
+from marin_train.distributed import first_then_rest, is_first, lost_processes, wait_for_all
 from marin_train.errors import ExhaustedError, InterruptedRunError
+from marin_train.periodic_evaluation import PeriodicEvaluation
 from marin_train.profiling import Profiler, ProfileWindow
 from marin_train.reporting import Report
-from marin_train.run_record import SUMMARY, RunRecord, open_record, summarise, write_json
+from marin_train.run_record import EVALUATIONS, SUMMARY, RunRecord, open_record, summarise, write_json
 from marin_train.signals import stop_signals
-from marin_train.tracking import JsonlTracker, Tracker, read_metrics
+from marin_train.spikes import SpikeBlame
+from marin_train.tracking import JsonlTracker, SilentTracker, Tracker, read_metrics
 
 if TYPE_CHECKING:
     from marin_train.losses import Batch
@@ -89,6 +91,7 @@ def train(
         TokenStoreError: a token store is absent, damaged, or does not fit the model.
         CheckpointError: the directory belongs to another run, or its data have changed.
         DivergedError: the loss or the gradient became infinite or NaN, more often than the guard lets pass.
+        LostProcessError: another process of the run is gone.
         InterruptedRunError: SIGTERM or SIGINT arrived; the state was saved.
     """
     from marin_train.mesh import check_batch_size, make_mesh
@@ -105,7 +108,7 @@ def train(
     )
     mesh = make_mesh(config.mesh)
     check_batch_size(mesh, config.batch_size)
-    record = open_record(out, config, stores=mixture.manifests)
+    record = first_then_rest(lambda: open_record(out, config, stores=mixture.manifests))
     logger.info(
         "policy %s, whose matmul reaches %.0f GFLOP/s; fp32 matmul %.0f GFLOP/s",
         record.policy_name,
@@ -113,82 +116,104 @@ def train(
         record.matmul_flops_float32 / 1e9,
     )
     facts = _facts(config, record, mixture)
-    restored = restore_latest(out / "checkpoints", state_template(config, mesh=mesh), facts=facts)
+    template = state_template(config, mesh=mesh)
+    restored = restore_latest(out / "checkpoints", template, facts=facts)
     state, step = restored or (init_state(config, mesh=mesh), 0)
     if step:
         logger.info("resuming after step %d of %d", step, config.steps)
-    with ExitStack() as stack:
-        metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl")))
-        writer = stack.enter_context(CheckpointWriter(out / "checkpoints", facts))
-        told = (metrics, *trackers)
+    with lost_processes(), ExitStack() as stack:
+        metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl") if is_first() else SilentTracker()))
+        told = (metrics, *(trackers if is_first() else ()))
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
-        done = read_metrics(out / "metrics.jsonl")
-        loss_tokens = done[-1]["loss_tokens"] if done else 0
-        report = Report(config, record, metrics, trackers, step=step, loss_tokens=loss_tokens)
-        train_step = make_train_step(config, policy=Policy.from_dict(record.policy), mesh=mesh)
-        batches = stack.enter_context(prefetch(mixture, mesh, start=step, stop=config.steps))
-        profiler = stack.enter_context(closing(Profiler(profile, out / "profile")))
-        watched = _watched(train_step, hooks, profiler)
-        _run(config, state, watched, start=step, batches=batches, writer=writer, report=report)
+        policy = Policy.from_dict(record.policy)
+        run = _Run(
+            config=config,
+            programs={w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)},
+            writer=stack.enter_context(CheckpointWriter(out / "checkpoints", facts, like=template)),
+            report=Report(config, record, metrics, told[1:], step=step, loss_tokens=_loss_tokens(out)),
+            evaluation=PeriodicEvaluation.of(
+                config, policy, mesh=mesh, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]
+            ),
+            blame=SpikeBlame(config, policy=policy, mesh=mesh, mixture=mixture, directory=out / "blame"),
+            profiler=stack.enter_context(closing(Profiler(profile, out / "profile"))),
+            hooks=hooks,
+        )
+        run.go(state, stack.enter_context(prefetch(mixture, mesh, start=step, stop=config.steps)), start=step)
+        wait_for_all("rows")
         rows = read_metrics(out / "metrics.jsonl")
         tokens_unique = mixture.num_unique_tokens(config.steps)
         summary = summarise(record, rows, config=config, tokens_unique=tokens_unique, mixture=mixture.digest)
-        write_json(out / SUMMARY, summary)
+        if run.evaluation is not None:
+            summary |= run.evaluation.summary()
+        if is_first():
+            write_json(out / SUMMARY, summary)
         for tracker in told:
             tracker.finish(summary)
-    return TrainResult(out_dir=out, checkpoint=writer.path(config.steps), loss=summary["loss"], summary=summary)
+    checkpoint = run.writer.path(config.steps)
+    return TrainResult(out_dir=out, checkpoint=checkpoint, loss=summary["train_loss"], summary=summary)
 
 
-def _run(
-    config: TrainConfig,
-    state: "TrainState",
-    train_step: "Callable[[int, TrainState, Batch], tuple[TrainState, dict[str, Any]]]",
-    *,
-    start: int,
-    batches: Iterable["Batch"],
-    writer: CheckpointWriter,
-    report: Report,
-) -> None:
-    """The steps after ``start``, saved by time and by step; returns when the last one's checkpoint is committed."""
-    saved_at = time.monotonic()
-    with stop_signals() as stop:
-        for step, batch in enumerate(batches, start + 1):
-            state, metrics = train_step(step, state, batch)
-            report.push(step, metrics)
-            last, permanent = step == config.steps, _is_permanent(config, step)
-            by_time = time.monotonic() - saved_at >= config.checkpoint_seconds and not writer.busy
-            if last or permanent or by_time or stop.is_set():
-                # The rows of a saved step are on the disk before the step is, so a resume never misses one.
-                report.sync()
-                writer.save(state, step=step, permanent=permanent)
-                saved_at = time.monotonic()
-            if stop.is_set() and not last:
-                writer.wait()
-                raise InterruptedRunError(
-                    f"stopped by a signal; saved after step {step} of {config.steps}, where the same call goes on"
-                )
-    writer.wait()
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run with all that looks on: what is told, evaluated, written down and saved after a step, and in what order."""
 
+    config: TrainConfig
+    programs: "dict[bool, TrainStep]"
+    """The step without and with every leaf's norms; the latter is compiled if it is asked for."""
+    writer: CheckpointWriter
+    report: Report
+    evaluation: PeriodicEvaluation | None
+    blame: SpikeBlame
+    profiler: Profiler
+    hooks: Sequence[Hook]
 
-def _watched(
-    train_step: "TrainStep", hooks: Sequence[Hook], profiler: Profiler
-) -> "Callable[[int, TrainState, Batch], tuple[TrainState, dict[str, Any]]]":
-    """The step of a number, with what looks on from outside."""
+    def go(self, state: "TrainState", batches: "Iterable[Batch]", *, start: int) -> None:
+        """The steps after ``start``, saved by time and by step; returns when the last checkpoint is committed."""
+        cadence = Cadence(self.config)
+        with stop_signals() as stop:
+            for step, batch in enumerate(batches, start + 1):
+                state = self._do(step, state, batch)
+                due = cadence.due(step, stop=stop.is_set(), busy=self.writer.busy)
+                if due.save:
+                    # The rows of a saved step are on the disk before the step is, so a resume never misses one.
+                    self.report.sync()
+                    self._write_down(step, state)
+                    self.writer.save(state, step=step, permanent=due.permanent)
+                if due.stop and step < self.config.steps:
+                    self.writer.wait()
+                    raise InterruptedRunError(
+                        f"stopped by a signal; saved after step {step} of {self.config.steps}, where the same call "
+                        f"goes on"
+                    )
+        self.writer.wait()
 
-    def run(step: int, state: "TrainState", batch: "Batch") -> "tuple[TrainState, dict[str, Any]]":
-        profiler.before(step)
-        state, metrics = train_step(state, batch)
-        for hook in hooks:
+    def _do(self, step: int, state: "TrainState", batch: "Batch") -> "TrainState":
+        watch = self.config.watch_steps > 0 and step % self.config.watch_steps == 0
+        self.profiler.before(step)
+        state, metrics = self.programs[watch](state, batch)
+        for hook in self.hooks:
             hook(step, state)
-        profiler.after(step, metrics)
-        return state, metrics
+        self.profiler.after(step, metrics)
+        self.report.push(step, metrics)
+        self._write_down(step, state)
+        if self.evaluation is not None and self.evaluation.is_due(step):
+            self.report.flush()
+            self.evaluation.evaluate(step, state)
+            self.report.restart_clock()
+        return state
 
-    return run
+    def _write_down(self, step: int, state: "TrainState") -> None:
+        """The documents behind steps that turned out to be spikes, by the parameters after this one."""
+        for spike in self.report.take_spikes():
+            self.blame.write(spike, state.model, parameters_of=step)
+            self.report.restart_clock()
 
 
-def _is_permanent(config: TrainConfig, step: int) -> bool:
-    return config.checkpoint_steps > 0 and step % config.checkpoint_steps == 0
+def _loss_tokens(out: Path) -> int:
+    """Tokens that counted in the loss of the steps that are done, where this process tells of them."""
+    rows = read_metrics(out / "metrics.jsonl") if is_first() else []
+    return rows[-1]["loss_tokens"] if rows else 0
 
 
 def _facts(config: TrainConfig, record: RunRecord, mixture: Mixture) -> RunFacts:

@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -26,14 +27,18 @@ Precision = Literal["float32", "bfloat16"]
 Backend = Literal["reference", "blocked", "dot_product", "splash"]
 Remat = Literal["keep", "full", "dots", "named"]
 
-SECONDS = 6.0
-"""What a choice may take. A candidate that would not be done by then, judged by the slowest before it, is not tried."""
-
 REPETITIONS = 3
 """Timed runs a candidate, at least."""
 
 REPEATING_SECONDS = 0.5
 """Runs that are short are repeated for so long: beside other work on the machine, few of them run undisturbed."""
+
+MARGIN = 0.02
+"""A candidate must be faster by this share than those before it in their order: what is closer is noise, and taking the
+first then gives equal runs equal policies."""
+
+UNROLLED_LAYERS = 8
+"""More layers are not unrolled: compiling them would take longer the more there are, for a few percent of a step."""
 
 PROBE_TOKENS = 2048
 """Tokens in a probe at most: enough to fill the machine."""
@@ -103,70 +108,88 @@ def choose(config: "TrainConfig") -> Policy:
     """The policy that `config` names, or, for ``auto``, the one measured fastest on this machine.
 
     Two measurements at the run's own shapes: first a feed-forward product and its derivatives, which settles the
-    operands; then forward and backward through two layers, which settles the rest. Both kinds of operands are always
-    tried, the rest in order of promise while `SECONDS` last: compiling one is most of what it costs. Where the first
-    measurement shows a busy machine, the most promising is taken as it is. One that this backend cannot compile or run
-    is no candidate.
+    operands; then forward and backward through two layers, which settles the rest. Candidates are few, because
+    compiling them is most of what a choice costs, and all of them are measured, however busy the machine is. One that
+    this backend cannot compile or run is no candidate.
 
     Raises:
         ConfigError: `config.policy` is neither ``auto`` nor a policy's name.
     """
+    import jax
+
     if config.policy != "auto":
         return by_name(config.policy)
-    start = time.perf_counter()
     operands = _fastest(
         {Policy(operands=name): partial(_product_probe, config, operands=name) for name in ("float32", "bfloat16")},
         what="a product and its derivatives",
-        deadline=math.inf,
     ).operands
-    candidates = [
-        Policy(operands=operands, attention="blocked", remat="full", scan=True),
-        Policy(operands=operands, attention="blocked", remat="keep", scan=False),
-        Policy(operands=operands, attention="reference", remat="keep", scan=False),
-        Policy(operands=operands, attention="blocked", remat="keep", scan=True),
-    ]
-    if time.perf_counter() - start > SECONDS / 3:
-        logger.info("policy %s: taken unmeasured, for lack of time", candidates[0].name)
-        return candidates[0]
     return _fastest(
-        {policy: partial(_layers_probe, config, policy=policy) for policy in candidates},
+        {
+            policy: partial(_layers_probe, config, policy=policy)
+            for policy in candidates(config, operands=operands, platform=jax.default_backend())
+        },
         what="two layers and their derivatives",
-        deadline=start + SECONDS,
     )
 
 
-def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, what: str, deadline: float) -> Policy:
-    """The policy whose probe, once built, runs shortest; one is always tried, the others as the deadline allows."""
-    import jax
+def candidates(config: "TrainConfig", *, operands: Precision, platform: str) -> list[Policy]:
+    """The policies worth measuring, the most promising first.
 
-    runs: dict[Policy, Callable[[], object]] = {}
-    longest = 0.0
-    for policy, probe in probes.items():
-        start = time.perf_counter()
-        if runs and start + longest > deadline:
-            logger.info("policy %s: not tried, for lack of time", policy.name)
-            continue
-        try:
-            run = probe()
-            jax.block_until_ready(run())
-        except jax.errors.JaxRuntimeError as error:
-            logger.info("policy %s cannot run here: %s", policy.name, str(error).splitlines()[0])
-        else:
-            runs[policy] = run
-        longest = max(longest, time.perf_counter() - start)
+    Args:
+        config: the run.
+        operands: the type whose products are fastest.
+        platform: jax's name of the backend, ``cpu``, ``gpu`` or ``tpu``: only there do some kernels exist. On the
+            latter two, which have element-wise bfloat16, activations are as narrow as operands; and a stack of two
+            layers says nothing about what would fit, so that layers are recomputed.
+    """
+    if platform == "cpu":
+        looped = Policy(operands=operands, attention="blocked", remat="full", scan=True)
+        straight = Policy(operands=operands, attention="blocked", remat="keep", scan=False)
+        return [looped, straight] if config.model.num_layers <= UNROLLED_LAYERS else [looped]
+    kernel: Backend = "splash" if platform == "tpu" else "dot_product"
+    return [
+        Policy(operands=operands, activations=operands, attention=attention, remat=remat, scan=True)
+        for attention in (kernel, "blocked")
+        for remat in ("named", "full")
+    ]
+
+
+def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, what: str) -> Policy:
+    """The policy whose probe, once built, runs shortest; they are built side by side, and timed one after the other."""
+    if len(probes) == 1:
+        (only,) = probes
+        logger.info("policy %s: the only candidate for %s", only.name, what)
+        return only
+    with ThreadPoolExecutor(len(probes)) as pool:
+        built = dict(zip(probes, pool.map(_built, probes, probes.values()), strict=True))
+    runs = {policy: run for policy, run in built.items() if run is not None}
     if not runs:
         raise ConfigError("none of the policies runs on this machine; pin one that does with TrainConfig.policy")
-    if len(runs) == 1:
-        (only,) = runs
-        logger.info("policy %s: the only one that ran of %s", only.name, what)
-        return only
-    seconds = _best_seconds(runs, deadline=deadline)
+    seconds = _best_seconds(runs)
     for policy, best in seconds.items():
         logger.info("policy %s: %.1f ms for %s", policy.name, 1e3 * best, what)
-    return min(seconds, key=lambda policy: seconds[policy])
+    chosen, *others = seconds
+    for policy in others:
+        if seconds[policy] < (1.0 - MARGIN) * seconds[chosen]:
+            chosen = policy
+    return chosen
 
 
-def _best_seconds(runs: dict[Policy, Callable[[], object]], *, deadline: float) -> dict[Policy, float]:
+def _built(policy: Policy, probe: Callable[[], Callable[[], object]]) -> Callable[[], object] | None:
+    """The compiled probe; None where this machine cannot compile or run it."""
+    import jax
+
+    try:
+        run = probe()
+        jax.block_until_ready(run())
+    # Compilers and kernels refuse what they cannot do with any of these; ConfigError is how ours do.
+    except (RuntimeError, ValueError, ConfigError) as error:
+        logger.info("policy %s cannot run here: %s", policy.name, (str(error).splitlines() or [repr(error)])[0])
+        return None
+    return run
+
+
+def _best_seconds(runs: dict[Policy, Callable[[], object]]) -> dict[Policy, float]:
     """Each policy's shortest run, once compiled; interleaved, so that another process disturbs all alike."""
     import jax
 
@@ -178,8 +201,6 @@ def _best_seconds(runs: dict[Policy, Callable[[], object]], *, deadline: float) 
             jax.block_until_ready(run())
             seconds[policy] = min(seconds[policy], time.perf_counter() - start)
         repetitions += 1
-        if time.perf_counter() > deadline:
-            break
     return seconds
 
 

@@ -16,7 +16,8 @@ from marin_train.configs import TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
 from marin_train.errors import DivergedError
 from marin_train.run_record import RunRecord
-from marin_train.tracking import JsonlTracker, Tracker
+from marin_train.spikes import SpikeDetector
+from marin_train.tracking import JsonlTracker, SilentTracker, Tracker
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Report:
         self,
         config: TrainConfig,
         record: RunRecord,
-        metrics: JsonlTracker,
+        metrics: JsonlTracker | SilentTracker,
         trackers: Sequence[Tracker],
         *,
         step: int,
@@ -55,6 +56,7 @@ class Report:
         self._row_at = self._line_at = time.perf_counter()
         self._line_step = step
         self._told_of_nothing = False
+        self._detector, self._spikes = SpikeDetector(), list[int]()
 
     def push(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Keeps a step's metrics, and fetches those of the step before, which are done or nearly so."""
@@ -68,7 +70,7 @@ class Report:
         if self._pending is None:
             return
         (step, metrics, done_at), self._pending = self._pending, None
-        values = {name: value.item() for name, value in _fetched(metrics).items()}
+        values, watched = _fetched(metrics)
         self._check(step, values)
         self._loss_tokens += values["num_tokens"]
         now = done_at or time.perf_counter()
@@ -85,7 +87,10 @@ class Report:
             "step_time_s": seconds,
             "tokens_per_s": rate,
             **{name: cost * rate for name, cost in self._cost.items()},
+            **watched,
         }
+        if self._detector.is_spike(row["loss"], skipped=bool(values["skipped"])):
+            self._spikes.append(step)
         for tracker in self._trackers:
             tracker.log(row)
         if step % self._config.log_every == 0 or step == self._config.steps:
@@ -117,6 +122,17 @@ class Report:
         """Positions that are gone through after the first ``start`` steps, up to the ``stop``-th."""
         return (self._sizes.offset(stop) - self._sizes.offset(start)) * self._config.data.seq_len
 
+    def take_spikes(self) -> list[int]:
+        """The steps found to be spikes since the last call."""
+        spikes, self._spikes = self._spikes, []
+        return spikes
+
+    def restart_clock(self) -> None:
+        """Leaves out of the next step's time what was done since the last one."""
+        now = time.perf_counter()
+        self._line_at += now - self._row_at
+        self._row_at = now
+
     def sync(self) -> None:
         """Fetches what is kept, and waits until all rows are on the disk."""
         self.flush()
@@ -138,11 +154,17 @@ class Report:
         )
 
 
-def _fetched(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The step's scalars on the host, in one wait for all of them."""
+def _fetched(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float | None]]:
+    """The step's scalars on the host, and every leaf's norms where there are some, in one wait for all of them."""
     import jax
 
-    return jax.device_get({name: value for name, value in metrics.items() if name != "watch"})
+    values = jax.device_get(dict(metrics))
+    watched = {
+        f"watch/{leaf}/{name}": _number(norm.item())
+        for leaf, norms in values.pop("watch", {}).items()
+        for name, norm in norms.items()
+    }
+    return {name: value.item() for name, value in values.items()}, watched
 
 
 def _number(value: float) -> float | None:

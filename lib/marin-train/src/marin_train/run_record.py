@@ -22,6 +22,7 @@ from marin_train.errors import CheckpointError, ConfigError
 
 RECORD = "run.json"
 SUMMARY = "summary.json"
+EVALUATIONS = "eval.jsonl"
 FINAL_LOSS_STEPS = 10
 """The summary's loss is the mean over the tokens of so many last steps: that of one is mostly the luck of its batch."""
 
@@ -58,7 +59,7 @@ def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]
         stores: mixture component -> sha256 of its token store's manifest.
 
     Raises:
-        CheckpointError: the directory belongs to a run with another configuration.
+        CheckpointError: the directory belongs to a run with another configuration, or to something else.
         ConfigError: the directory cannot be written, or ``config.policy`` names no policy.
     """
     file = out_dir / RECORD
@@ -69,6 +70,7 @@ def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]
             raise CheckpointError(f"{file} cannot be read ({error}); restore it or choose another directory") from None
         check_same_run(record.config, config, where=out_dir)
         return record
+    _check_unused(out_dir)
     from marin_train.peak import peak_flops
     from marin_train.policy import choose
 
@@ -123,6 +125,7 @@ def summarise(
         "tokens_unique": tokens_unique,
         "flops_total": flops * tokens,
         "loss": mean_loss(rows, last=len(last)),
+        "train_loss": mean_loss(rows, last=len(last)),
         "loss_name": f"train, mean of the last {len(last)} steps",
         "loss_unit": "nats/token",
         "eval_digest": None,
@@ -158,6 +161,15 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(values, indent=1) + "\n")
     temporary.replace(path)
+
+
+def _check_unused(out_dir: Path) -> None:
+    """Refuses a directory that holds anything but a run; hidden files may be there, as a killed start leaves one."""
+    if out_dir.is_dir() and (found := sorted(p.name for p in out_dir.iterdir() if not p.name.startswith("."))):
+        raise CheckpointError(
+            f"{out_dir} is not empty and holds no run ({RECORD} is absent, {found[0]} is there); choose another output "
+            f"directory"
+        )
 
 
 def _run_id(config: TrainConfig, stores: Mapping[str, str]) -> str:

@@ -86,6 +86,20 @@ class JsonlTracker:
             self._file = None
 
 
+class SilentTracker:
+    """Keeps nothing: that of the processes that do not write the run's rows."""
+
+    def start(self, record: Mapping[str, Any], *, step: int) -> None: ...
+
+    def log(self, row: Mapping[str, Any]) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def finish(self, summary: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a ``metrics.jsonl``, without one that a killed process left half written."""
     return [row for row, _ in _rows(Path(path))]

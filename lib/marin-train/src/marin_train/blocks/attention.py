@@ -1,6 +1,7 @@
 """Causal attention with grouped key and value heads, in bodies of equal results.
 
-``reference`` is the formula: all scores, masked; ``blocked`` is `marin_train.blocks.blocked_attention`. Scores and
+``reference`` is the formula: all scores, masked; ``blocked`` is `marin_train.blocks.blocked_attention`; ``dot_product``
+and ``splash`` are the kernels of `marin_train.blocks.kernel_attention`. Scores and
 softmax are float32 in all. An `Attention` that is given a `Past` attends to it too, and hands it on with what it was
 given: the same code trains whole sequences and continues them token by token.
 
@@ -20,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marin_train.blocks.blocked_attention import attend_in_blocks
 from marin_train.blocks.contraction import contract
+from marin_train.blocks.kernel_attention import attend_by_dot_product, attend_by_splash
 from marin_train.blocks.layers import Kind
 from marin_train.blocks.norms import rms_norm
 from marin_train.blocks.rope import Rotation, rotate
@@ -144,7 +146,12 @@ def attend(
     policy: Policy,
 ) -> Heads:
     """Each query's mean of the values that it sees, weighted by the softmax of its scores."""
-    body = attend_in_blocks if policy.attention == "blocked" else attend_by_formula
+    body = {
+        "reference": attend_by_formula,
+        "blocked": attend_in_blocks,
+        "dot_product": attend_by_dot_product,
+        "splash": attend_by_splash,
+    }[policy.attention]
     return body(query, key, value=value, segment_ids=segment_ids, scoring=scoring, policy=policy)
 
 

@@ -1,9 +1,9 @@
-"""Causal attention by blocks of queries: the masked half of the scores is never computed, and no score is kept.
+"""Causal attention by blocks of queries: scores that causality or a window hides are not computed, and none is kept.
 
-A block of queries reads only the keys up to its own end. A loop over key-value heads keeps every array of its body
-small enough for a cache. The backward pass recomputes a block's scores from each row's log-sum-exp, so that what is
-kept is linear in the sequence; it recomputes them transposed (keys by queries), because then two of its three products
-sum over the dim that lies contiguous in memory, and only one over the dim that does not.
+A block of queries reads only the keys from its first query's window up to its own end. A loop over key-value heads
+keeps every array of its body small enough for a cache. The backward pass recomputes a block's scores from each row's
+log-sum-exp, so that what is kept is linear in the sequence; it recomputes them transposed (keys by queries), because
+then two of its three products sum over the dim that lies contiguous in memory, and only one over the dim that does not.
 
 See: Dao et al. 2022, "FlashAttention" (arXiv 2205.14135), algorithm 4, for the backward pass.
 """
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from marin_train.blocks.contraction import contract
@@ -48,7 +49,7 @@ def attend_in_blocks(
     num_kv_heads = key.shape[2]
     grouped = (query * scoring.scale).reshape(batch, seq_len, num_kv_heads, -1, head_dim)
     heads = _Heads(grouped.transpose(2, 0, 3, 1, 4), key.transpose(2, 0, 1, 3), value.transpose(2, 0, 1, 3))
-    mixed = _attend((scoring, policy), heads, segment_ids)
+    mixed = _attend((scoring, policy), heads, segment_ids).astype(policy.activations)
     return mixed.transpose(1, 3, 0, 2, 4).reshape(batch, seq_len, num_heads, head_dim)
 
 
@@ -59,6 +60,8 @@ def _attend(how: _How, heads: _Heads, segment_ids: Array | None) -> Array:
 
 def _attend_forward(how: _How, heads: _Heads, segment_ids: Array | None) -> tuple[Array, tuple]:
     mixed, lse = jax.lax.map(partial(_head_forward, how=how, segment_ids=segment_ids), heads)
+    # Named here, where they are what the backward pass is handed: kept, they spare it this whole function.
+    mixed, lse = checkpoint_name(mixed, "attention_mixed"), checkpoint_name(lse, "attention_lse")
     return mixed, (heads, segment_ids, mixed, lse)
 
 
@@ -66,7 +69,8 @@ def _attend_backward(how: _How, residuals: tuple, cotangent: Array) -> tuple[_He
     heads, segment_ids, mixed, lse = residuals
     backward = partial(_head_backward, how=how, segment_ids=segment_ids)
     shift = jnp.sum(mixed * cotangent, axis=-1)
-    return jax.lax.map(lambda xs: backward(*xs), (heads, lse, shift, cotangent)), None
+    gradients = jax.lax.map(lambda xs: backward(*xs), (heads, lse, shift, cotangent))
+    return jax.tree.map(lambda gradient, head: gradient.astype(head.dtype), gradients, heads), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
@@ -75,15 +79,15 @@ _attend.defvjp(_attend_forward, _attend_backward)
 def _head_forward(head: _Heads, *, how: _How, segment_ids: Array | None) -> tuple[Array, Array]:
     (scoring, policy), mixed, lse = how, [], []
     shape = head.query.shape
-    for start, end in _spans(shape[2]):
+    for first, start, end in _spans(shape[2], window=scoring.window):
         query = _rows(head.query, start, end=end)
-        scores = contract("bqd,bkd->bqk", query, head.key[:, :end], policy=policy, result="float32")
-        mask = _visible(start, end, scoring=scoring, segment_ids=segment_ids, group=shape[1])
+        scores = contract("bqd,bkd->bqk", query, head.key[:, first:end], policy=policy, result="float32")
+        mask = _visible(first, start, end=end, scoring=scoring, segment_ids=segment_ids, group=shape[1])
         scores = jnp.where(mask, scoring.capped(scores), MASKED)
         peak = jnp.max(scores, axis=-1, keepdims=True)
         weights = jnp.exp(scores - peak)
         total = jnp.sum(weights, axis=-1, keepdims=True)
-        block = contract("bqk,bkd->bqd", weights, head.value[:, :end], policy=policy) / total
+        block = contract("bqk,bkd->bqd", weights, head.value[:, first:end], policy=policy, result="float32") / total
         mixed.append(block.reshape(*shape[:2], end - start, shape[3]))
         lse.append((peak + jnp.log(total)).reshape(*shape[:2], end - start))
     return jnp.concatenate(mixed, axis=2), jnp.concatenate(lse, axis=2)
@@ -94,12 +98,13 @@ def _head_backward(
 ) -> _Heads:
     """`shift` is what the softmax's derivative subtracts from each row: the product of its output and cotangent."""
     scoring, policy = how
-    query_blocks, key_sum, value_sum = [], jnp.zeros_like(head.key), jnp.zeros_like(head.value)
+    # Many blocks add to one key: in float32, whatever the activations.
+    query_blocks, key_sum, value_sum = [], jnp.zeros(head.key.shape), jnp.zeros(head.value.shape)
     shape = head.query.shape
-    for start, end in _spans(shape[2]):
+    for first, start, end in _spans(shape[2], window=scoring.window):
         query, above = _rows(head.query, start, end=end), _rows(cotangent, start, end=end)
-        key, value = head.key[:, :end], head.value[:, :end]
-        mask = _visible(start, end, scoring=scoring, segment_ids=segment_ids, group=shape[1]).swapaxes(1, 2)
+        key, value = head.key[:, first:end], head.value[:, first:end]
+        mask = _visible(first, start, end=end, scoring=scoring, segment_ids=segment_ids, group=shape[1]).swapaxes(1, 2)
         scores = scoring.capped(contract("bkd,bqd->bkq", key, query, policy=policy, result="float32"))
         weights = jnp.where(mask, jnp.exp(scores - _rows(lse, start, end=end)[:, None]), 0.0)
         slope = (
@@ -109,15 +114,18 @@ def _head_backward(
         slope = weights * slope
         if scoring.softcap is not None:
             slope *= 1.0 - jnp.square(scores / scoring.softcap)
-        value_sum = value_sum.at[:, :end].add(contract("bkq,bqd->bkd", weights, above, policy=policy))
-        key_sum = key_sum.at[:, :end].add(contract("bkq,bqd->bkd", slope, query, policy=policy))
+        value_part = contract("bkq,bqd->bkd", weights, above, policy=policy, result="float32")
+        key_part = contract("bkq,bqd->bkd", slope, query, policy=policy, result="float32")
+        value_sum, key_sum = value_sum.at[:, first:end].add(value_part), key_sum.at[:, first:end].add(key_part)
         query_block = contract("bkq,bkd->bqd", slope, key, policy=policy)
         query_blocks.append(query_block.reshape(*shape[:2], end - start, shape[3]))
     return _Heads(jnp.concatenate(query_blocks, axis=2), key_sum, value_sum)
 
 
-def _spans(seq_len: int) -> list[tuple[int, int]]:
-    return [(start, min(start + BLOCK, seq_len)) for start in range(0, seq_len, BLOCK)]
+def _spans(seq_len: int, *, window: int | None) -> list[tuple[int, int, int]]:
+    """Of each block: the first key that any of its queries sees, its first query, and its end."""
+    starts = range(0, seq_len, BLOCK)
+    return [(0 if window is None else max(0, at - window + 1), at, min(at + BLOCK, seq_len)) for at in starts]
 
 
 def _rows(x: Array, start: int, *, end: int) -> Float[Array, "batch rows *dim"]:
@@ -127,10 +135,10 @@ def _rows(x: Array, start: int, *, end: int) -> Float[Array, "batch rows *dim"]:
 
 
 def _visible(
-    start: int, end: int, *, scoring: Scoring, segment_ids: Array | None, group: int
+    first: int, start: int, *, end: int, scoring: Scoring, segment_ids: Array | None, group: int
 ) -> Bool[Array, "#batch rows keys"]:
-    """Which of the first `end` keys each row of the block sees."""
-    mask = scoring.visible(jnp.arange(start, end), jnp.arange(end))[None]
+    """Which of the keys from `first` to `end` each row of the block sees."""
+    mask = scoring.visible(jnp.arange(start, end), jnp.arange(first, end))[None]
     if segment_ids is not None:
-        mask &= segment_ids[:, start:end, None] == segment_ids[:, None, :end]
+        mask &= segment_ids[:, start:end, None] == segment_ids[:, None, first:end]
     return jnp.tile(mask, (1, group, 1))

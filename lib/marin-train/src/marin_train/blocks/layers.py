@@ -93,5 +93,5 @@ def _rematerialised(step: Callable[..., Any], policy: Policy) -> Callable[..., A
     return jax.checkpoint(step, policy=saved[policy.remat])
 
 
-NAMED = ("attention_mixed", "mlp_hidden")
+NAMED = ("attention_mixed", "attention_lse", "mlp_hidden")
 """What ``remat="named"`` keeps; blocks give these names with `jax.ad_checkpoint.checkpoint_name`."""

@@ -73,7 +73,8 @@ class TrainConfig:
     z_loss: float = 0.0
     policy: str = "auto"
     """``auto`` measures the machine once and records what it chose; or a policy's name, to pin it."""
-    checkpoint_seconds: float = 30.0
+    checkpoint_seconds: float = 300.0
+    """A temporary checkpoint, one of the last two that stay, every so many seconds: what a crash may cost."""
     checkpoint_steps: int = 0
     """A permanent checkpoint every so many steps; 0 keeps only the last ones and the final one."""
     eval_steps: int = 0

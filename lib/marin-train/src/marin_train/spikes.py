@@ -1,0 +1,124 @@
+"""Steps whose loss jumps, and the documents behind them, written down while the run goes on.
+
+A step is a spike if its update was refused, or if its loss lies further above the median of the last ones than
+`FACTOR` times their usual distance from it: median and median distance, because a mean and a deviation would be moved
+by the very spikes that they are to tell apart. Its documents (`marin_train.blame`) are scored by the parameters of the
+moment, one step later, and go to ``blame/step-N.json`` of the run's directory. Nothing of it enters the run.
+"""
+
+import json
+import logging
+import statistics
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from marin_train.batches import place
+from marin_train.configs import TrainConfig
+from marin_train.data.mixture import Mixture
+from marin_train.data.packing import Sequences
+from marin_train.distributed import is_first
+from marin_train.errors import MarinTrainError
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from marin_train.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 64
+"""Losses that a step's is measured against; half of them must be there."""
+
+FACTOR = 8.0
+"""Usual distances above the median at which a loss is a spike."""
+
+MOST = 20
+"""Spikes of one start that are written down; a run that has more has another trouble than its documents."""
+
+
+class SpikeDetector:
+    """Tells spikes apart, step by step."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=WINDOW)
+
+    def is_spike(self, loss: float | None, *, skipped: bool) -> bool:
+        """Whether the next step is one.
+
+        Args:
+            loss: its loss; None where it has none that is finite.
+            skipped: whether its update was refused.
+        """
+        spike = skipped or (loss is not None and self._is_outlier(loss))
+        if loss is not None:
+            self._losses.append(loss)
+        return spike
+
+    def _is_outlier(self, loss: float) -> bool:
+        if len(self._losses) < WINDOW // 2:
+            return False
+        median = statistics.median(self._losses)
+        distance = statistics.median(abs(other - median) for other in self._losses)
+        return loss > median + FACTOR * max(distance, 1e-3 * abs(median))
+
+
+class SpikeBlame:
+    """Writes down the documents behind spikes.
+
+    Args:
+        config: the run.
+        policy: how its products are computed.
+        mesh: the devices.
+        mixture: the run's.
+        directory: where to.
+    """
+
+    def __init__(
+        self, config: TrainConfig, *, policy: "Policy", mesh: "Mesh", mixture: Mixture, directory: Path
+    ) -> None:
+        self._config, self._policy, self._mesh, self._mixture = config, policy, mesh, mixture
+        self._directory, self._number = directory, 0
+        self._program: Callable[..., Any] | None = None
+
+    def write(self, step: int, model: Any, *, parameters_of: int) -> None:
+        """Writes down a step, counted from 1, scored by the parameters after so many steps."""
+        self._number += 1
+        if self._number > MOST:
+            return
+        try:
+            self._write(step, model, parameters_of)
+        except (OSError, MarinTrainError) as error:  # a run does not end for lack of its notes
+            logger.warning("step %d: its loss jumps; its documents could not be written down (%s)", step, error)
+
+    def _write(self, step: int, model: Any, parameters_of: int) -> None:
+        from marin_train.blame import blame_batch
+
+        blame = blame_batch(self._mixture, step, lambda batch: self._score(model, batch), parameters_of=parameters_of)
+        if not is_first():
+            return
+        self._directory.mkdir(exist_ok=True)
+        file = self._directory / f"step-{step}.json"
+        file.write_text(json.dumps(blame.to_dict(), indent=1) + "\n")
+        where = f"{blame.documents[0].source or blame.documents[0].component}" if blame.documents else "no document"
+        logger.warning("step %d: its loss jumps; most of it is from %s, more in %s", step, where, file)
+
+    def _score(self, model: Any, batch: Sequences) -> np.ndarray:
+        import jax
+
+        from marin_train.losses import token_losses
+        from marin_train.mesh import sharding
+
+        if self._program is None:
+            self._program = jax.jit(
+                lambda m, b: token_losses(m, b, config=self._config.model, policy=self._policy),
+                out_shardings=sharding(self._mesh, ()),
+            )
+
+        def read(rows: slice) -> Sequences:
+            return Sequences(*(array if array is None else array[rows] for array in batch))
+
+        return np.asarray(self._program(model, place(self._mesh, len(batch.tokens), read)), np.float64)
