@@ -152,8 +152,11 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python="3.11", venv_backend="venv")
 def peers(session: nox.Session) -> None:
-    """Token stores read by Megatron-core's own code, in an environment of its own: torch is too large for every run."""
-    session.install("torch==2.13.0", "numpy", "packaging")
+    """Token stores read by Megatron-core's own code, models by transformers', and theirs by ours.
+
+    In an environment of its own: torch is too large for every run.
+    """
+    session.install("torch==2.13.0", "numpy", "packaging", "transformers==5.24.0")
     session.install("--no-deps", "megatron-core==0.16.1")
     stores = Path(session.create_tmp()).resolve() / "stores"
     shutil.rmtree(stores, ignore_errors=True)
@@ -161,6 +164,12 @@ def peers(session: nox.Session) -> None:
     session.run(*write, "tests/peers/megatron_stores.py", str(stores), external=True)
     found = [str(path.parent) for path in sorted(stores.glob("*/manifest.json"))]
     session.run("python", "tests/peers/megatron_reader.py", *found)
+    models = Path(session.create_tmp()).resolve() / "models"
+    shutil.rmtree(models, ignore_errors=True)
+    session.run("python", "tests/peers/transformers_models.py", "write", str(models))
+    exchange = ("--with-editable", "lib/marin-train", "tests/peers/marin_models.py", str(models))
+    session.run(*write, *exchange, external=True, env={"JAX_PLATFORMS": "cpu"})
+    session.run("python", "tests/peers/transformers_models.py", "read", str(models))
 
 
 @nox.session(venv_backend="none")

@@ -29,6 +29,7 @@ from marin_train.policy import Policy
 from marin_zephyr.tokens import byte_tokenizer, tokenize
 
 TOLERANCE = 1e-4
+KEPT = 12
 SHAPE = {"hidden_dim": 16, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "mlp_dim": 24}
 DRAWN = {
     "drawn-llama": ModelConfig(vocab_size=259, max_seq_len=64, vocab_multiple=128, **SHAPE),
@@ -57,7 +58,7 @@ DRAWN = {
 
 
 def logits(model: Any, ids: np.ndarray, config: ModelConfig) -> np.ndarray:
-    """Float32[batch, seq, vocab], without the vocabulary's padding."""
+    """Float32[batch, KEPT, vocab]: of the last positions, without the vocabulary's padding."""
     policy = Policy()
 
     @jax.jit
@@ -65,7 +66,7 @@ def logits(model: Any, ids: np.ndarray, config: ModelConfig) -> np.ndarray:
         hidden = decoder.forward(model, ids, config=config, policy=policy)
         return decoder.logits(hidden, models.family(config).head(model), config=config, policy=policy)
 
-    return np.ascontiguousarray(compute(model, jnp.asarray(ids, jnp.int32))[..., : config.vocab_size])
+    return np.ascontiguousarray(compute(model, jnp.asarray(ids, jnp.int32))[:, -KEPT:, : config.vocab_size])
 
 
 def read(directory: Path) -> None:

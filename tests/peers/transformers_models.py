@@ -1,6 +1,7 @@
 """Tiny random models of transformers, and its verdict on those that were written for it.
 
     python transformers_models.py write DIR      models with the logits that transformers gives, a directory each
+    python transformers_models.py fixtures DIR   those of them that marin-train's own tests read (tests/hf/fixtures)
     python transformers_models.py read DIR       logits of every DIR/*/ours compared with the file beside it
 
 What transformers computes is float32, on inputs that nobody trains on: one id over and over, the first and the last id
@@ -10,6 +11,7 @@ of its own (torch is large): ``nox -s peers``; `marin_models` is the other side.
 
 import json
 import sys
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,12 @@ CASES: dict[str, dict[str, Any]] = {
         "model_type": "llama",
         "rope_scaling": {"rope_type": "longrope", **LONGROPE, "original_max_position_embeddings": 16},
     },
-    "llama-half": {"model_type": "llama", "dtype": "float16", "num_key_value_heads": 4},
+    "llama-half": {
+        "model_type": "llama",
+        "dtype": "float16",
+        "num_key_value_heads": 4,
+        "rope_scaling": {"rope_type": "llama3", **LLAMA3},
+    },
     "qwen3": {"model_type": "qwen3"},
     "qwen3-tied": {"model_type": "qwen3", "tie_word_embeddings": True, "dtype": "bfloat16"},
     "qwen3-yarn": {"model_type": "qwen3", "rope_scaling": YARN | {"beta_fast": 16.0, "attention_factor": 1.3}},
@@ -52,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma3-linear": {
         "model_type": "gemma3_text",
         **GEMMA,
+        "dtype": "bfloat16",
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "query_pre_attn_scalar": 5,
         "num_hidden_layers": 3,
@@ -64,16 +72,17 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 SHARDED = {"llama-half": "6KB"}
+FIXTURES = ("llama-half", "qwen3-tied", "gemma3-linear")
+KEPT = 12
+"""Logits are kept of so many last positions, which see all before."""
 TOLERANCE = 1e-4
 
 
 def inputs(vocab_size: int, length: int = 40) -> torch.Tensor:
-    """Int64[5, length]: rows that training data hold, and rows that they do not."""
-    drawn = torch.randint(0, vocab_size, (2, length), generator=torch.Generator().manual_seed(1))
+    """Int64[3, length]: a row such as training data hold, and rows that they do not."""
+    drawn = torch.randint(0, vocab_size, (length,), generator=torch.Generator().manual_seed(1))
     alternating = torch.arange(length) % 2 * (vocab_size - 1)
-    constant = torch.full((2, length), vocab_size - 1)
-    constant[1] = 3
-    return torch.cat([drawn, alternating[None], constant])
+    return torch.stack([drawn, alternating, torch.full((length,), vocab_size - 1)])
 
 
 def randomise(model: torch.nn.Module) -> None:
@@ -88,31 +97,38 @@ def randomise(model: torch.nn.Module) -> None:
 
 
 def logits(directory: Path, ids: torch.Tensor) -> torch.Tensor:
-    """What transformers computes in float32 from a directory."""
+    """What transformers computes in float32 from a directory, at the last positions."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        return model.eval()(input_ids=ids).logits
+        return model.eval()(input_ids=ids).logits[:, -KEPT:].contiguous()
 
 
-def write_reference(directory: Path, vocab_size: int) -> None:
-    """``reference.safetensors``: inputs, and transformers' logits of them."""
-    ids = inputs(vocab_size)
-    save_file({"ids": ids, "logits": logits(directory, ids).contiguous()}, directory / "reference.safetensors")
-    versions = {name: version(name) for name in ("transformers", "torch")}
-    made = {"made_by": "nox -s peers (tests/peers/transformers_models.py write DIR)", **versions}
-    (directory / "versions.json").write_text(json.dumps(made, indent=1) + "\n")
+def write_fixtures(directory: Path) -> None:
+    """What marin-train's own tests read, with the versions that made it and the command that makes it again."""
+    write_cases(directory, FIXTURES)
+    command = "python tests/peers/transformers_models.py fixtures lib/marin-train/tests/hf/fixtures"
+    made = {"command": command, **{name: version(name) for name in ("transformers", "torch")}}
+    (directory / "made_by.json").write_text(json.dumps(made, indent=1) + "\n")
 
 
-def write(directory: Path) -> None:
-    """One directory a case, and one of a model that sees, whose text model is asked for."""
-    for name, changes in CASES.items():
+def write_cases(directory: Path, names: Iterable[str]) -> None:
+    """One directory a case: the model, and in ``reference.safetensors`` inputs and logits."""
+    for name in names:
+        changes = CASES[name]
         settings = SHAPE | {k: v for k, v in changes.items() if k != "dtype"}
         config = AutoConfig.for_model(settings.pop("model_type"), **settings)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         randomise(model)
         model.to(getattr(torch, changes.get("dtype", "float32")))
         model.save_pretrained(directory / name, max_shard_size=SHARDED.get(name, "1GB"))
-        write_reference(directory / name, config.vocab_size)
+        ids = inputs(config.vocab_size)
+        reference = {"ids": ids, "logits": logits(directory / name, ids)}
+        save_file(reference, directory / name / "reference.safetensors")
+
+
+def write(directory: Path) -> None:
+    """All cases, and a model that sees, whose text model is asked for."""
+    write_cases(directory, CASES)
     text = SHAPE | GEMMA
     vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     vision |= {"image_size": 16, "patch_size": 8}
@@ -122,8 +138,8 @@ def write(directory: Path) -> None:
     model.save_pretrained(directory / "gemma3-sees")
     with torch.no_grad():
         ids = inputs(SHAPE["vocab_size"])
-        found = model.eval()(input_ids=ids).logits
-    save_file({"ids": ids, "logits": found.contiguous()}, directory / "gemma3-sees" / "reference.safetensors")
+        found = model.eval()(input_ids=ids).logits[:, -KEPT:].contiguous()
+    save_file({"ids": ids, "logits": found}, directory / "gemma3-sees" / "reference.safetensors")
 
 
 def read(directory: Path) -> None:
@@ -150,4 +166,4 @@ def read(directory: Path) -> None:
 
 if __name__ == "__main__":
     print(f"transformers {version('transformers')}, torch {version('torch')}")
-    {"write": write, "read": read}[sys.argv[1]](Path(sys.argv[2]))
+    {"write": write, "fixtures": write_fixtures, "read": read}[sys.argv[1]](Path(sys.argv[2]))

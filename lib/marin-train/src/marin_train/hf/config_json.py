@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marin_train.configs import ModelConfig, RopeScaling
-from marin_train.errors import HuggingFaceError
+from marin_train.errors import HuggingFaceError, MarinTrainError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,22 +135,12 @@ def to_model_config(written: Mapping[str, Any], *, where: str = "config.json") -
         known = ", ".join(DIALECTS)
         raise HuggingFaceError(f"{where}: model_type={written.get('model_type')!r} is not one of: {known}")
     _check_fields(written, dialect, where=where)
-    values = {**dialect.defaults, **written}
-    if values["num_key_value_heads"] is None:
-        values["num_key_value_heads"] = values["num_attention_heads"]
-    if values["head_dim"] is None:
-        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
-    turns, local = _turns(values, dialect, where=where)
-    values["rope_theta"] = turns.pop("rope_theta")
-    fields = {ours: _typed(values, theirs, ours, where=where) for theirs, ours in _SHAPE.items()}
-    return ModelConfig(
-        family=dialect.family,
-        **fields,
-        rope_scaling=_scaling(turns, values, where=where),
-        local_rope_theta=local,
-        **_windows(values, where=where),
-        **_scores(values),
-    )
+    try:
+        return _read({**dialect.defaults, **written}, dialect, where=where)
+    except MarinTrainError:
+        raise
+    except (TypeError, ValueError, AttributeError) as error:
+        raise HuggingFaceError(f"{where} holds a value of another type than expected: {error}") from None
 
 
 def from_model_config(config: ModelConfig, *, dtype: str, special_ids: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,12 +188,25 @@ def text_config(written: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"model_type": "gemma3_text", **shared_values, **written.get("text_config", {})}
 
 
+def _read(values: dict[str, Any], dialect: Dialect, *, where: str) -> ModelConfig:
+    if values["num_key_value_heads"] is None:
+        values["num_key_value_heads"] = values["num_attention_heads"]
+    if values["head_dim"] is None:
+        width, num_heads = (_typed(values, name, "", where=where) for name in ("hidden_size", "num_attention_heads"))
+        values["head_dim"] = width // num_heads
+    turns, local = _turns(values, dialect, where=where)
+    values["rope_theta"] = turns.pop("rope_theta")
+    fields = {ours: _typed(values, theirs, ours, where=where) for theirs, ours in _SHAPE.items()}
+    fields |= _scores(values) | _windows(values, where=where)
+    if "sliding_window" in fields:
+        fields["local_rope_theta"] = local
+    return ModelConfig(family=dialect.family, rope_scaling=_scaling(turns, values, where=where), **fields)
+
+
 def _normal(config: ModelConfig) -> ModelConfig:
     """The configuration without what a ``config.json`` has no place for since it changes no logit."""
     every, scale, local = config.global_every, config.query_scale, config.local_rope_theta
-    if config.sliding_window is None:
-        local = None
-    elif local is None and config.rope_scaling is None:
+    if local is None and config.sliding_window is not None and config.rope_scaling is None:
         local = config.rope_theta
     return dataclasses.replace(
         config,
@@ -278,7 +281,7 @@ def _scaling(turns: dict[str, Any], values: Mapping[str, Any], *, where: str) ->
         given.setdefault("factor", longest / original)
     if "factor" not in given:
         raise HuggingFaceError(f"{where}: rotary embeddings of type {kind!r} without a factor")
-    numbers = {n: tuple(map(float, v)) if isinstance(v, list) else float(v) for n, v in given.items()}
+    numbers: dict[str, Any] = {n: tuple(map(float, v)) if isinstance(v, list) else float(v) for n, v in given.items()}
     return RopeScaling(kind=kind, original_max_seq_len=None if kind == "linear" else original, **numbers)
 
 
@@ -300,7 +303,7 @@ def _written_turns(config: ModelConfig, dialect: Dialect) -> dict[str, Any]:
     return written | {"rope_parameters": {FULL: full, SLIDING: {"rope_type": "default", "rope_theta": theta}}}
 
 
-def _windows(values: Mapping[str, Any], *, where: str) -> dict[str, int | None]:
+def _windows(values: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Which layers see a window, from a list of all, a period, or the number of those below that do not."""
     if "layer_types" not in values:
         return {}
@@ -334,7 +337,7 @@ def _written_windows(config: ModelConfig, dialect: Dialect) -> dict[str, Any]:
     return written | ({"use_sliding_window": window is not None} if "use_sliding_window" in dialect.defaults else {})
 
 
-def _scores(values: Mapping[str, Any]) -> dict[str, float | None]:
+def _scores(values: Mapping[str, Any]) -> dict[str, Any]:
     if "query_pre_attn_scalar" not in values:
         return {}
     scalar = values["query_pre_attn_scalar"]

@@ -4,11 +4,12 @@ A directory is written beside its final name and renamed when it is on the disk,
 that looks whole. Remote directories are fetched to a temporary one before they are read.
 """
 
+import dataclasses
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +124,6 @@ def save_hf(
             directory,
             leaves,
             table=table,
-            vocab_size=config.vocab_size,
             dtype=jnp.dtype(dtype),
             shard_bytes=shard_bytes,
         )
@@ -171,8 +171,6 @@ def export_hf(
 
 
 def _load(directory: Path, *, mesh: "Mesh | None", vocab_multiple: int) -> HfModel:
-    import dataclasses
-
     import jax
     from jax.sharding import SingleDeviceSharding
 
@@ -192,16 +190,13 @@ def _load(directory: Path, *, mesh: "Mesh | None", vocab_multiple: int) -> HfMod
     family = models.family(config)
     table = family.parameter_table(config)
     first = SingleDeviceSharding(jax.devices()[0])
-    with TensorFiles(directory, rename=_text_name if written["model_type"] == "gemma3" else _current_name) as files:
-        # A head that is tied may be written as well.
-        ignored = ("lm_head.weight",) if config.tie_embeddings else ()
-        files.check(shapes(table, vocab_size=config.vocab_size), ignored=ignored)
-        if ignored and not files.equal("model.embed_tokens.weight", *ignored):
-            raise HuggingFaceError(f"{directory}: tie_word_embeddings=True, but lm_head.weight is not the embedding")
-        leaves = {
-            p.path: files.read(p, first if mesh is None else sharding(mesh, p.dims), vocab_size=config.vocab_size)
-            for p in table
-        }
+    files = TensorFiles(directory, rename=_text_name if written["model_type"] == "gemma3" else _current_name)
+    # A head that is tied may be written as well.
+    ignored = ("lm_head.weight",) if config.tie_embeddings else ()
+    files.check(shapes(table), ignored=ignored)
+    if ignored and not files.equal("model.embed_tokens.weight", *ignored):
+        raise HuggingFaceError(f"{directory}: tie_word_embeddings=True, but lm_head.weight is not the embedding")
+    leaves = {p.path: files.read(p, first if mesh is None else sharding(mesh, p.dims)) for p in table}
     text = text_config(written)
     return HfModel(
         config=config,
@@ -295,7 +290,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 @contextmanager
-def _local(path: str | Path) -> Iterator[Path]:
+def _local(path: str | Path) -> Generator[Path]:
     """The directory on this machine: itself, or a temporary one that a remote one was fetched to."""
     protocol, separator, rest = str(path).partition("://")
     if not separator or protocol in ("file", "local"):

@@ -11,10 +11,8 @@ See: https://huggingface.co/docs/safetensors
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -31,36 +29,25 @@ _NAMED = 4
 
 
 class TensorFiles:
-    """The safetensors files of a directory, open; a context manager that closes them.
+    """The tensors of a directory's safetensors files; a file is open, and mapped, only while one of them is read.
 
     Args:
         directory: with ``model.safetensors``, or several files and their index.
         rename: a tensor's name in the file -> the name by which it is asked for; None for one that is passed over.
 
     Raises:
-        HuggingFaceError: there are no such files, one cannot be opened, or the index names tensors that they lack.
+        HuggingFaceError: there are no such files, one cannot be opened, or the index names one that is not there.
     """
 
-    def __init__(self, directory: Path, *, rename: Callable[[str], str | None] = str) -> None:
-        self._directory, self._stack = directory, ExitStack()
-        self._found: dict[str, tuple[Any, str]] = {}
-        try:
-            for file in _files(directory):
-                opened = self._stack.enter_context(_open(file))
+    def __init__(self, directory: Path, *, rename: Callable[[str], str | None]) -> None:
+        self._directory = directory
+        self._found: dict[str, _Tensor] = {}
+        for file in _files(directory):
+            with _open(file) as opened:
                 for name in opened.keys():  # noqa: SIM118
                     if (renamed := rename(name)) is not None:
-                        self._found[renamed] = opened, name
-        except BaseException:
-            self._stack.close()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+                        tensor = opened.get_slice(name)
+                        self._found[renamed] = _Tensor(file, name, tuple(tensor.get_shape()), tensor.get_dtype())
 
     def check(self, expected: Mapping[str, tuple[int, ...]], *, ignored: Sequence[str] = ()) -> None:
         """Refuses tensors that are missing, left over, or of another shape or type: all of them in one message.
@@ -69,15 +56,13 @@ class TensorFiles:
             expected: name -> shape.
             ignored: names that may be there, too.
         """
-        slices = {name: self._slice(name) for name in self._found}
-        missing = [name for name in expected if name not in slices]
-        unexpected = [name for name in slices if name not in expected and name not in ignored]
-        other = []
-        for name, shape in expected.items():
-            if name in slices:
-                there, dtype = slices[name].get_shape(), slices[name].get_dtype()
-                if tuple(there) != shape or dtype not in _TYPES:
-                    other.append(f"{name} is {dtype}{there}, expected {' or '.join(_TYPES)} {list(shape)}")
+        missing = [name for name in expected if name not in self._found]
+        unexpected = [name for name in self._found if name not in expected and name not in ignored]
+        other = [
+            f"{name} is {found.dtype}{list(found.shape)}, expected {' or '.join(_TYPES)} {list(expected[name])}"
+            for name, found in self._found.items()
+            if name in expected and (found.shape != expected[name] or found.dtype not in _TYPES)
+        ]
         found = {"missing": missing, "unexpected": unexpected, "of another shape or type": other}
         if any(found.values()):
             told = "; ".join(f"{len(names)} {what}: {_some(names)}" for what, names in found.items() if names)
@@ -85,63 +70,66 @@ class TensorFiles:
 
     def equal(self, first: str, second: str) -> bool:
         """Whether two tensors are the same, or the second is not there."""
-        return second not in self._found or np.array_equal(self._slice(first)[:], self._slice(second)[:])
+        return second not in self._found or np.array_equal(self._found[first].read(), self._found[second].read())
 
-    def read(self, parameter: Parameter, sharding: Sharding, *, vocab_size: int) -> Float[Array, "..."]:
+    def read(self, parameter: Parameter, sharding: Sharding) -> Float[Array, "..."]:
         """A leaf in float32, each device's part read from the files on its own."""
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             spans = [range(*s.indices(size)) for s, size in zip(index, parameter.shape, strict=True)]
             leaf = np.zeros([len(span) for span in spans], np.float32)
             is_stacked = parameter.dims[0] == LAYER
             layers = spans.pop(0) if is_stacked else [0]
-            limits = _unpadded(parameter, vocab_size)
+            limits = _layer_shape(parameter)
             there = [slice(span.start, min(span.stop, limit)) for span, limit in zip(spans, limits, strict=True)]
-            if all(s.start < s.stop for s in there):
-                here = tuple(slice(0, s.stop - s.start) for s in there)
-                for row, layer in zip(leaf if is_stacked else leaf[None], layers, strict=True):
-                    row[here] = self._values(parameter, layer, tuple(there))
+            if any(s.start >= s.stop for s in there):
+                return leaf  # nothing but padding
+            here = tuple(slice(0, s.stop - s.start) for s in there)
+            there = there[::-1] if parameter.hf_transpose else there
+            for row, layer in zip(leaf if is_stacked else leaf[None], layers, strict=True):
+                values = self._found[parameter.hf_key.format(layer=layer)].read(*there)
+                row[here] = values.T if parameter.hf_transpose else values
             return leaf
 
         return jax.make_array_from_callback(parameter.shape, sharding, part)
 
-    def _values(self, parameter: Parameter, layer: int, index: tuple[slice, ...]) -> np.ndarray:
-        tensor = self._slice(parameter.hf_key.format(layer=layer))
-        return tensor[index[::-1]].T if parameter.hf_transpose else tensor[index]
 
-    def _slice(self, name: str) -> Any:
-        opened, there = self._found[name]
-        return opened.get_slice(there)
+class _Tensor(NamedTuple):
+    file: Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self, *index: slice) -> np.ndarray:
+        with _open(self.file) as opened:
+            return opened.get_slice(self.name)[index or slice(None)]
 
 
-def shapes(table: ParameterTable, *, vocab_size: int) -> dict[str, tuple[int, ...]]:
+def shapes(table: ParameterTable) -> dict[str, tuple[int, ...]]:
     """Every tensor's name and shape in a Hugging Face checkpoint of this model."""
     expected = {}
     for parameter in table:
-        shape = _unpadded(parameter, vocab_size)
+        shape = _layer_shape(parameter)
         shape = shape[::-1] if parameter.hf_transpose else shape
         for name, _ in _tensor_names(parameter):
             expected[name] = shape
     return expected
 
 
-def write(
-    directory: Path, leaves: Mapping[str, Any], *, table: ParameterTable, vocab_size: int, dtype: Any, shard_bytes: int
-) -> None:
+def write(directory: Path, leaves: Mapping[str, Any], *, table: ParameterTable, dtype: Any, shard_bytes: int) -> None:
     """Writes ``model.safetensors``, or several files of at most `shard_bytes` with an index.
 
     Args:
         directory: where.
         leaves: the model's, by path.
         table: what they are.
-        vocab_size: rows of embedding and head that are written.
         dtype: of the tensors; rounding is to the nearest, and to even between two.
         shard_bytes: bytes of a file's tensors; a tensor that has more gets a file of its own.
     """
     from safetensors.numpy import save_file
 
     shards: list[list[tuple[str, Parameter, int | None]]] = [[]]
-    sizes, expected = [0], shapes(table, vocab_size=vocab_size)
+    sizes, expected = [0], shapes(table)
     for parameter in table:
         for name, layer in _tensor_names(parameter):
             size = int(np.prod(expected[name])) * dtype.itemsize
@@ -153,7 +141,7 @@ def write(
     weight_map = {}
     for number, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {n: _tensor(leaves[p.path], p, layer, vocab_size, dtype) for n, p, layer in shard}
+        tensors = {n: _tensor(leaves[p.path], p, layer, dtype) for n, p, layer in shard}
         save_file(tensors, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
@@ -161,10 +149,10 @@ def write(
         (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
 
 
-def _tensor(leaf: Any, parameter: Parameter, layer: int | None, vocab_size: int, dtype: Any) -> np.ndarray:
+def _tensor(leaf: Any, parameter: Parameter, layer: int | None, dtype: Any) -> np.ndarray:
     values = np.asarray(leaf)
     values = values if layer is None else values[layer]
-    values = values[tuple(slice(0, limit) for limit in _unpadded(parameter, vocab_size))]
+    values = values[tuple(slice(0, limit) for limit in _layer_shape(parameter))]
     # The writer reads memory as it lies.
     return np.ascontiguousarray(values.T if parameter.hf_transpose else values, dtype=dtype)
 
@@ -177,10 +165,9 @@ def _tensor_names(parameter: Parameter) -> Iterator[tuple[str, int | None]]:
         yield parameter.hf_key.format(layer=layer), layer
 
 
-def _unpadded(parameter: Parameter, vocab_size: int) -> tuple[int, ...]:
+def _layer_shape(parameter: Parameter) -> tuple[int, ...]:
     """The shape of one layer's values, without a vocabulary's padding."""
-    sizes = zip(parameter.dims, parameter.shape, strict=True)
-    return tuple(vocab_size if dim == "vocab" else size for dim, size in sizes if dim != LAYER)
+    return parameter.real_shape[1:] if parameter.dims[0] == LAYER else parameter.real_shape
 
 
 def _files(directory: Path) -> list[Path]:
