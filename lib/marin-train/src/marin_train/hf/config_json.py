@@ -100,6 +100,7 @@ _SCALINGS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor"),
+    # Its divisors are chosen by max_seq_len here, by each sequence's length there: short sequences differ.
     "longrope": ("factor", "short_factor", "long_factor", "attention_factor"),
 }
 """What each kind of scaling is told, by names that are theirs and ours."""
@@ -164,7 +165,7 @@ def from_model_config(config: ModelConfig, *, dtype: str, special_ids: Mapping[s
             f"transformers' {dialect.architecture} takes no other"
         )
     written: dict[str, Any] = {"architectures": [dialect.architecture], "model_type": model_type}
-    written |= {theirs: getattr(config, ours) for theirs, ours in _SHAPE.items()} | dialect.settled
+    written.update({theirs: getattr(config, ours) for theirs, ours in _SHAPE.items()}, **dialect.settled)
     written |= _written_turns(config, dialect) | _written_windows(config, dialect) | _written_scores(config, dialect)
     written |= {"attention_dropout": 0.0, "use_cache": True, "torch_dtype": dtype, "pad_token_id": None}
     written |= {f"{name}_token_id": special_ids.get(name) for name in ("bos", "eos")}
