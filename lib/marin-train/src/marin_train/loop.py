@@ -123,6 +123,7 @@ def train(
         logger.info("resuming after step %d of %d", step, config.steps)
     with lost_processes(), ExitStack() as stack:
         metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl") if is_first() else SilentTracker()))
+        writer = stack.enter_context(CheckpointWriter(out / "checkpoints", facts, like=template))
         told = (metrics, *(trackers if is_first() else ()))
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
@@ -130,7 +131,7 @@ def train(
         run = _Run(
             config=config,
             programs={w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)},
-            writer=stack.enter_context(CheckpointWriter(out / "checkpoints", facts, like=template)),
+            writer=writer,
             report=Report(config, record, metrics, told[1:], step=step, loss_tokens=_loss_tokens(out)),
             evaluation=PeriodicEvaluation.of(
                 config, policy, mesh=mesh, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]
