@@ -1,4 +1,4 @@
-"""``marin-train``: train, evaluate, sample and describe from the shell; a thin layer over the functions of those names.
+"""``marin-train``: train, evaluate, sample, export and describe from the shell; a thin layer over the library.
 
 Results go to standard output, one JSON document with ``--json``; progress and warnings go to standard error. Exit
 codes: 0 done, 1 something failed or was interrupted, 2 usage or bad input, 3 refused because something drifted.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -159,6 +159,32 @@ def generate(
     _print({"prompt": prompt, "continuations": texts} if json else "\n---\n".join(prompt + text for text in texts))
 
 
+def export(
+    checkpoint: Path,
+    /,
+    *,
+    hf: Path,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    overwrite: bool = False,
+    json: bool = False,
+) -> None:
+    """Write a checkpoint as a Hugging Face directory: config.json, safetensors and tokenizer.
+
+    Example: marin-train export runs/nano --hf exported/nano
+
+    Args:
+        checkpoint: a checkpoint, or a run's directory, whose newest one is taken.
+        hf: the directory to write.
+        dtype: of the tensors; float32 loses nothing.
+        overwrite: replace the directory where it is there already.
+        json: print the directory as JSON.
+    """
+    from marin_train.hf import export_hf
+
+    path = export_hf(checkpoint, hf, dtype=dtype, overwrite=overwrite)
+    _print({"path": str(path)} if json else str(path))
+
+
 def blame(run: Path, /, *, step: int, json: bool = False) -> None:
     """Show the documents behind a step's batch, their files, and what each costs the model.
 
@@ -254,6 +280,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "run": run,
         "eval": evaluate,
         "generate": generate,
+        "export": export,
         "blame": blame,
         "describe": describe,
         "data": data,

@@ -6,6 +6,7 @@ MarinTrainError
 │   └── MissingExtraError  an extra of the wheel is not installed (exit 2)
 ├── ParameterError       a model and its parameter table disagree (a programming error)
 ├── TokenStoreError      a token store that is absent, damaged, or of another tokenizer (exit 2)
+├── HuggingFaceError     a Hugging Face checkpoint that cannot be read, or written, exactly (exit 2)
 ├── CheckpointError      a checkpoint that is absent, damaged, or of another run (exit 3)
 ├── DivergedError        loss or gradient is no longer finite (exit 1)
 ├── LostProcessError     another process of the run is gone; started together, they go on (exit 1)
@@ -39,6 +40,12 @@ class ParameterError(MarinTrainError):
 
 class TokenStoreError(MarinTrainError):
     """A token store that is absent, damaged, or written with another tokenizer."""
+
+    exit_code = 2
+
+
+class HuggingFaceError(MarinTrainError, ValueError):
+    """A Hugging Face checkpoint that is damaged, or would not compute here what it does there, or the reverse."""
 
     exit_code = 2
 
