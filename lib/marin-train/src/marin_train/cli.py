@@ -201,20 +201,21 @@ def blame(run: Path, /, *, step: int, json: bool = False) -> None:
     _print(result.to_dict() if json else to_text(result, width=shutil.get_terminal_size((100, 24)).columns))
 
 
-def describe(config: Path, /, *, set_: Overrides = (), json: bool = False) -> None:
-    """Show a run's parameters, counts and cost; nothing is allocated and no data are read.
+def describe(config: Path, /, *, devices: int | None = None, set_: Overrides = (), json: bool = False) -> None:
+    """Show a run's parameters, counts, mesh, memory and cost; nothing is allocated and no data are read.
 
     Example: marin-train describe nano.toml
 
     Args:
         config: the run's configuration, .json or .toml, nested like TrainConfig.
+        devices: how many there will be, for a mesh axis that takes those that are left.
         set_: override one field, by its dotted name; may be given again.
         json: print the description as JSON.
     """
     from marin_train.config_files import load
     from marin_train.description import describe, to_text
 
-    description = describe(load(config, overrides=set_))
+    description = describe(load(config, overrides=set_), num_devices=devices)
     _print(description if json else to_text(description))
 
 
