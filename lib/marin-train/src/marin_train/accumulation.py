@@ -57,7 +57,8 @@ def loss_gradients(
 
     gradient = jax.grad(share, has_aux=True)
     if num_parts == 1:
-        return LossGradients(*gradient(model, batch), num_tokens)
+        gradients, loss = gradient(model, batch)
+        return LossGradients(gradients, loss, num_tokens)
 
     def add(total: tuple[Any, Array], part: Batch) -> tuple[tuple[Any, Array], None]:
         return jax.tree.map(jnp.add, total, gradient(model, part)), None

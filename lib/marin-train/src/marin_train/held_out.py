@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marin_train.batches import place
+from marin_train.batches import place, take_rows
 from marin_train.checkpoints import load_model
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture
@@ -126,10 +127,7 @@ class HeldOutScorer:
         )
 
     def _placed(self, sequences: Sequences) -> Any:
-        def read(rows: slice) -> Sequences:
-            return Sequences(*(array if array is None else array[rows] for array in sequences))
-
-        return place(self._mesh, len(sequences.tokens), read)
+        return place(self._mesh, len(sequences.tokens), partial(take_rows, sequences))
 
     def _count(self, name: str) -> int:
         return self._mixture.validation(name).num_sequences
@@ -167,4 +165,4 @@ def _filled(sequences: Sequences, batch_size: int) -> Sequences:
     missing = batch_size - len(sequences.tokens)
     if not missing:
         return sequences
-    return Sequences(*(None if x is None else np.pad(x, [(0, missing), (0, 0)]) for x in sequences))
+    return Sequences(*(None if x is None else np.pad(x, [(0, missing), (0, 0)]) for x in sequences))  # pyrefly: ignore
