@@ -95,7 +95,7 @@ def _dividing(axes: tuple[str, ...], sizes: Mapping[str, int], size: int) -> tup
     return axes
 
 
-def sharding(mesh: Mesh, dims: Dims, *, shape: Sequence[int] | None = None) -> NamedSharding:
+def sharding(mesh: Mesh | AbstractMesh, dims: Dims, *, shape: Sequence[int] | None = None) -> NamedSharding:
     """Where an array with these dims lies; with no dims, a scalar or an array that every device holds whole."""
     return NamedSharding(mesh, spec(dims, mesh.shape, shape=shape))
 
@@ -121,7 +121,7 @@ def constrain[A: jax.Array](x: A, *dims: str | None) -> A:
     mesh = _context()
     if mesh is None:
         return x
-    return jax.lax.with_sharding_constraint(x, spec(dims, mesh.shape, shape=x.shape))  # pyrefly: ignore[bad-return]
+    return jax.lax.with_sharding_constraint(x, spec(dims, mesh.shape, shape=x.shape))
 
 
 def over_mesh(

@@ -19,7 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
 from marin_train import models
@@ -60,7 +60,7 @@ def init_state(config: TrainConfig, *, mesh: Mesh) -> TrainState:
     return jax.jit(partial(_draw_state, config), out_shardings=_shardings(state_template(config, mesh=mesh)))()
 
 
-def state_template(config: TrainConfig, *, mesh: Mesh) -> TrainState:
+def state_template(config: TrainConfig, *, mesh: Mesh | AbstractMesh) -> TrainState:
     """The state's shapes, types and places; nothing is allocated.
 
     What an optimizer keeps in a parameter's shape lies beside it; its counters, and what it keeps of rows, columns or
