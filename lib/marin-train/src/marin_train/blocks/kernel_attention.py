@@ -14,6 +14,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from marin_train.blocks.scoring import Scoring
@@ -53,7 +54,7 @@ def attend_by_dot_product(
         local_window_size=None if scoring.window is None else (scoring.window - 1, 0),
         implementation="cudnn" if cudnn else "xla",
     )
-    return mixed.astype(policy.activations)
+    return checkpoint_name(mixed.astype(policy.activations), "attention_mixed")
 
 
 def attend_by_splash(
@@ -82,6 +83,7 @@ def attend_by_splash(
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=scoring.softcap,
+        residual_checkpoint_name="attention_mixed",
         interpret=jax.default_backend() != "tpu",
     )
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 import equinox as eqx
 import jax
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from marin_train.blocks.contraction import contract
@@ -31,8 +30,7 @@ class GatedMLP(eqx.Module):
         gate = contract("bsd,df->bsf", x, self.gate, policy=policy)
         up = contract("bsd,df->bsf", x, self.up, policy=policy)
         gate = jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        hidden = checkpoint_name(gate * up, "mlp_hidden")
-        return contract("bsf,fd->bsd", hidden, self.down, policy=policy)
+        return contract("bsf,fd->bsd", gate * up, self.down, policy=policy)
 
 
 def gated_mlp_parameters(path: str, hidden_dim: int, *, mlp_dim: int, hf_key: str) -> tuple[Parameter, ...]:
