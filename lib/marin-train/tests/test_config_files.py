@@ -81,7 +81,7 @@ REFUSED = {
     "steps=many": "steps is 'many', expected int",
     "steps=true": "steps is True, expected int",
     "steps=1.5": "steps is 1.5, expected int",
-    "optimizer.name=sgd": "optimizer.name is 'sgd', expected one of 'adamw'",
+    "optimizer.name=sgd": "optimizer.name is 'sgd', expected one of 'adamw', 'adamc', 'lion'",
     "data.components=5": "data.components is 5, expected a list",
     'data.stages={"start": 1}': "expected a list; in TOML its tables are headed [[data.stages]]",
     "data.packing.overlong=drop": "PackingConfig.overlong='drop' changes nothing under kind='contiguous'",

@@ -1,7 +1,12 @@
-"""The pipeline's schedule by itself; that its results are those of one device is tested with the other meshes."""
+"""The pipeline's schedule by itself, and its results against those of one device, on eight virtual ones."""
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,3 +69,70 @@ def test_stages_whose_layers_would_differ_in_kind_are_refused():
     check_stages(local, 2)
     with pytest.raises(ConfigError, match=r"MeshConfig\.stage=3 gives each stage 2 of 6 layers"):
         check_stages(local, 3)
+
+
+CHILD = """
+import dataclasses, json
+import jax, jax.numpy as jnp, numpy as np
+from marin_train.configs import Component, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
+from marin_train.losses import Batch
+from marin_train.mesh import make_mesh
+from marin_train.policy import Policy
+from marin_train.train_step import init_state, make_train_step
+
+LLAMA = ModelConfig(
+    vocab_size=32, hidden_dim=16, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=4, mlp_dim=32, max_seq_len=12
+)
+GEMMA = dataclasses.replace(LLAMA, family="gemma3", sliding_window=4, global_every=2, tie_embeddings=True)
+MESHES = {
+    "one": {"data": 1}, "2 stages": {"stage": 2, "data": 1}, "4 stages": {"stage": 4, "data": 1},
+    "2 x 2 x 2": {"stage": 2, "data": 2, "model": 2},
+}
+
+def curve(model, mesh):
+    config = TrainConfig(
+        model=model, data=DataConfig(components=(Component(name="a", path="a"),), seq_len=12), steps=10, batch_size=12,
+        accumulation=6, mesh=MeshConfig(**mesh), z_loss=0.01, optimizer=OptimizerConfig(learning_rate=0.01),
+    )
+    mesh = make_mesh(config.mesh)
+    state, step = init_state(config, mesh=mesh), make_train_step(config, policy=Policy(scan=True), mesh=mesh)
+    rng, told = np.random.default_rng(0), []
+    for _ in range(config.steps):
+        tokens, mask = rng.integers(0, 32, (12, 13)).astype(np.int32), rng.random((12, 12)) < 0.6
+        mask[3] = False
+        state, metrics = step(state, Batch(jnp.asarray(tokens), jnp.asarray(mask)))
+        told.append([float(metrics["loss"]), float(metrics["grad_norm"])])
+    held = state.model.layers.attention.query.sharding.shard_shape(state.model.layers.attention.query.shape)
+    return told, held[0]
+
+print(json.dumps({
+    "llama": {name: curve(LLAMA, mesh) for name, mesh in MESHES.items()},
+    "gemma3": {name: curve(GEMMA, MESHES[name]) for name in ("one", "2 stages")},
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def curves() -> dict[str, dict[str, list]]:
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, env=environment, check=False)
+    assert child.returncode == 0, child.stderr[-3000:]
+    return json.loads(child.stdout)
+
+
+@pytest.mark.parametrize(
+    ("family", "mesh"),
+    [("llama", "2 stages"), ("llama", "4 stages"), ("llama", "2 x 2 x 2"), ("gemma3", "2 stages")],
+)
+def test_stages_train_as_one_device_does(curves: dict[str, dict[str, list]], family: str, mesh: str) -> None:
+    (alone, _), (staged, _) = curves[family]["one"], curves[family][mesh]
+    losses, norms = np.transpose(staged)
+    expected_losses, expected_norms = np.transpose(alone)
+    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+    np.testing.assert_allclose(norms, expected_norms, rtol=1e-4)
+
+
+def test_each_stage_holds_its_share_of_the_layers(curves: dict[str, dict[str, list]]) -> None:
+    held = {mesh: layers for mesh, (_, layers) in curves["llama"].items()}
+    assert held == {"one": 4, "2 stages": 2, "4 stages": 1, "2 x 2 x 2": 2}

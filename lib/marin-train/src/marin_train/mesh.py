@@ -19,7 +19,7 @@ from marin_train.errors import ConfigError
 AXES = ("stage", "replica", "data", "context", "expert", "model")
 """Outermost first: devices that are next to each other, and talk fastest, share the axes that talk most."""
 
-RULES: dict[str, tuple[str, ...]] = {"batch": ("replica", "data", "expert")}
+RULES: dict[str, tuple[str, ...]] = {"batch": ("replica", "data", "expert"), "layer": ("stage",)}
 """Mesh axes by dim. A dim that is not here is whole on every device."""
 
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from marin_train.accumulation import LossGradients, in_parts
 from marin_train.blocks import Context, apply_layers
 from marin_train.configs import ModelConfig
 from marin_train.errors import ConfigError
@@ -63,6 +64,26 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
             f"MeshConfig.stage={num_stages} gives each stage {share} of {len(kinds)} layers, whose kinds (windows, "
             f"positions) differ from stage to stage; choose one whose share is a multiple of their period"
         )
+
+
+def pipelined_gradients(
+    model: Any,
+    batch: Batch,
+    *,
+    config: ModelConfig,
+    policy: Policy,
+    mesh: Mesh,
+    num_parts: int,
+    z_loss: float,
+) -> LossGradients:
+    """Loss and gradients of a batch whose parts go through the mesh's stages; see `accumulation.loss_gradients`."""
+    sums, gradients = pipelined_loss(
+        model, in_parts(batch, num_parts, mesh=mesh), config=config, policy=policy, mesh=mesh, z_loss=z_loss
+    )
+    scale = 1.0 / jnp.maximum(sums.num_tokens, 1).astype(jnp.float32)
+    return LossGradients(
+        jax.tree.map(lambda leaf: leaf * scale, gradients), sums.cross_entropy * scale, sums.num_tokens
+    )
 
 
 def pipelined_loss(

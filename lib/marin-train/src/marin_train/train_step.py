@@ -23,13 +23,14 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from marin_train import models
-from marin_train.accumulation import loss_gradients
+from marin_train.accumulation import LossGradients, loss_gradients
 from marin_train.configs import TrainConfig
 from marin_train.guard import GuardState, choose, init_guard, judge
 from marin_train.losses import Batch, LossSums, summed_loss
 from marin_train.mesh import check_batch_size, sharding
 from marin_train.optim import make_optimizer, make_schedule
 from marin_train.parameters import init_model, map_parameters
+from marin_train.pipeline import STAGE, check_stages, pipelined_gradients
 from marin_train.policy import Policy
 
 
@@ -62,18 +63,27 @@ def init_state(config: TrainConfig, *, mesh: Mesh) -> TrainState:
 def state_template(config: TrainConfig, *, mesh: Mesh) -> TrainState:
     """The state's shapes, types and places; nothing is allocated.
 
-    An optimizer's moments lie beside their parameter, its counters everywhere.
+    What an optimizer keeps in a parameter's shape lies beside it; its counters, and what it keeps of rows, columns or
+    norms, everywhere.
     """
     table = models.family(config.model).parameter_table(config.model)
     state = jax.eval_shape(partial(_draw_state, config))
+
+    def is_masked(leaf: Any) -> bool:
+        return isinstance(leaf, optax.MaskedNode)
+
     by_parameter = map_parameters(lambda parameter: sharding(mesh, parameter.dims), table, state.model)
     everywhere: Any = sharding(mesh, ())
     opt_state = optax.tree.map_params(
         make_optimizer(config, table).init,
-        lambda _, placed: placed,
+        lambda leaf, parameter, placed: (
+            leaf if is_masked(leaf) else placed if leaf.shape == parameter.shape else everywhere
+        ),
         state.opt_state,
+        state.model,
         by_parameter,
         transform_non_params=lambda _: everywhere,
+        is_leaf=is_masked,
     )
     places = TrainState(
         model=by_parameter,
@@ -109,13 +119,10 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
     optimizer = make_optimizer(config, models.family(config.model).parameter_table(config.model))
     schedule = make_schedule(config)
 
-    def costs(model: Any, part: Batch) -> LossSums:
-        return summed_loss(model, part, config=config.model, policy=policy, z_loss=config.z_loss)
+    gradients_of = _gradients_of(config, policy, mesh)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        gradients, loss, num_tokens = loss_gradients(
-            costs, state.model, batch, num_parts=config.accumulation, mesh=mesh
-        )
+        gradients, loss, num_tokens = gradients_of(state.model, batch)
         grad_norm = optax.tree.norm(gradients)
         opt_state = state.opt_state if state.guard is None else _on_schedule(state.opt_state, state.step)
         updates, opt_state = optimizer.update(gradients, opt_state, state.model)
@@ -141,6 +148,20 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
     state, batch = _shardings(state_template(config, mesh=mesh)), sharding(mesh, ("batch", "seq"))
     everywhere = sharding(mesh, ())
     return jax.jit(train_step, donate_argnums=0, in_shardings=(state, batch), out_shardings=(state, everywhere))
+
+
+def _gradients_of(config: TrainConfig, policy: Policy, mesh: Mesh) -> Callable[[Any, Batch], LossGradients]:
+    """Loss and gradients of a batch, by way of the mesh's stages where it has several."""
+    how: dict[str, Any] = {"num_parts": config.accumulation, "mesh": mesh}
+    if mesh.shape[STAGE] > 1:
+        check_stages(config.model, mesh.shape[STAGE])
+        how |= {"config": config.model, "policy": policy, "z_loss": config.z_loss}
+        return partial(pipelined_gradients, **how)
+
+    def costs(model: Any, part: Batch) -> LossSums:
+        return summed_loss(model, part, config=config.model, policy=policy, z_loss=config.z_loss)
+
+    return partial(loss_gradients, costs, **how)
 
 
 def _draw_state(config: TrainConfig) -> TrainState:

@@ -60,6 +60,7 @@ def _attend(how: _How, heads: _Heads, segment_ids: Array | None) -> Array:
 
 def _attend_forward(how: _How, heads: _Heads, segment_ids: Array | None) -> tuple[Array, tuple]:
     mixed, lse = jax.lax.map(partial(_head_forward, how=how, segment_ids=segment_ids), heads)
+    # Named here, where they are what the backward pass is handed: kept, they spare it this whole function.
     mixed, lse = checkpoint_name(mixed, "attention_mixed"), checkpoint_name(lse, "attention_lse")
     return mixed, (heads, segment_ids, mixed, lse)
 

@@ -11,40 +11,81 @@ from marin_train.errors import ConfigError
 class OptimizerConfig:
     """The update rule. `marin_train.optim` says which roles of parameters each rule moves, and how the others are."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "adamc", "lion", "adafactor", "muon", "soap", "adamh", "muonh"] = "adamw"
     learning_rate: float = 3e-3
+    """Peak of the schedule; under ``adamh`` and ``muonh`` the angle, in radians, by which a matrix turns."""
+    adam_learning_rate: float | None = None
+    """Peak for what the rule leaves to plain Adam (embeddings, gains, ...); None takes ``learning_rate``."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
+    """Relative to the learning rate; 0 under ``adamh`` and ``muonh``, which hold every matrix at its norm."""
     clip_norm: float | None = 1.0
     """Gradients are scaled to this norm, over all leaves together, where theirs is larger; None leaves them."""
+    momentum: float = 0.95
+    """Of ``muon`` and ``muonh``, in Nesterov's form."""
+    ns_steps: int = 5
+    """Newton-Schulz iterations of ``muon`` and ``muonh``."""
+    refresh_steps: int = 10
+    """``soap`` turns its eigenbases every so many updates."""
+    cautious: bool = False
+    """Whether the parts of a direction against the present gradient are left out (Liang et al. 2024)."""
 
     def __post_init__(self) -> None:
-        positive(self, "learning_rate")
-        positive(self, "eps")
-        if self.clip_norm is not None:
-            positive(self, "clip_norm")
+        for name in ("learning_rate", "eps", "ns_steps", "refresh_steps"):
+            positive(self, name)
+        for name in ("clip_norm", "adam_learning_rate"):
+            if getattr(self, name) is not None:
+                positive(self, name)
         not_negative(self, "weight_decay")
-        fraction(self, "beta1")
-        fraction(self, "beta2")
+        for name in ("beta1", "beta2", "momentum"):
+            fraction(self, name)
+        if self.name in ("adamh", "muonh") and self.weight_decay:
+            raise ConfigError(
+                f"OptimizerConfig.weight_decay={self.weight_decay} changes nothing under name={self.name!r}, which "
+                f"holds every matrix at its norm; set OptimizerConfig.weight_decay=0"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Warm-up, stable, decay (WSD): fractions of the run's steps; linear to ``final_ratio`` of the peak."""
+    """The learning rate over a run: a warm-up, what follows it, and a decay to ``final_ratio`` of the peak.
 
-    name: Literal["wsd"] = "wsd"
+    ``wsd`` stays at the peak between the two; ``cosine`` and ``linear`` decay from the warm-up's end on, so ``decay``
+    says nothing to them; ``inverse_sqrt`` falls with the root of the updates done, and decays from there; ``constant``
+    never decays.
+    """
+
+    name: Literal["wsd", "cosine", "linear", "inverse_sqrt", "constant"] = "wsd"
     warmup: float = 0.1
+    """Up to 1 a share of the run's (of each cycle's) updates, above it their number."""
     decay: float = 0.2
+    """As ``warmup``, counted from the end."""
+    decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
+    """How ``wsd`` and ``inverse_sqrt`` decay: ``sqrt`` is 1 minus the root of the share of the decay that is done."""
     final_ratio: float = 0.0
+    cycles: int = 1
+    """How often the whole is gone through, each time over an equal share of the run."""
+    rewarmups: tuple[int, ...] = ()
+    """Updates (counted from 0) at which the warm-up begins anew while everything else goes on."""
 
     def __post_init__(self) -> None:
-        if not (self.warmup >= 0 and self.decay >= 0 and self.warmup + self.decay <= 1):
+        for name in ("warmup", "decay"):
+            not_negative(self, name)
+            value = getattr(self, name)
+            if value > 1 and value != int(min(value, 2**31)):
+                raise ConfigError(
+                    f"ScheduleConfig.{name}={value} is neither a share of the run, up to 1, nor a number of updates"
+                )
+        if self.warmup <= 1 and self.decay <= 1 and self.warmup + self.decay > 1:
             raise ConfigError(
                 f"ScheduleConfig.warmup={self.warmup} and decay={self.decay} are fractions whose sum is at most 1"
             )
         not_negative(self, "final_ratio")
+        positive(self, "cycles")
+        if any(step < 1 for step in self.rewarmups):
+            raise ConfigError(f"ScheduleConfig.rewarmups={self.rewarmups} must each be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)

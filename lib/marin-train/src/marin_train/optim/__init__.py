@@ -1,30 +1,38 @@
 """Optimizers: optax transformations whose groups follow the roles of the parameter table.
 
-Each file here holds one factory that returns an ``optax.GradientTransformation``; `make_optimizer` puts the chosen one
-behind the clip that all share.
+Each file here holds one rule as an ``optax.GradientTransformation``; `marin_train.optim.groups` gives each role its
+rule; `make_optimizer` puts the whole behind the clip that all share.
 """
 
+import jax
 import optax
 
+from marin_train import models
 from marin_train.configs import TrainConfig
 from marin_train.optim.adamw import adamw
+from marin_train.optim.groups import make_update
 from marin_train.optim.schedules import make_schedule, wsd
-from marin_train.parameters import ParameterTable
+from marin_train.parameters import ParameterTable, build
 
-__all__ = ["adamw", "make_optimizer", "make_schedule", "wsd"]
+__all__ = ["adamw", "make_optimizer", "make_schedule", "state_bytes", "wsd"]
 
 
 def make_optimizer(config: TrainConfig, table: ParameterTable) -> optax.GradientTransformation:
-    """The run's optimizer: gradients clipped to a norm over all leaves together, then the configured update."""
-    optimizer = config.optimizer
+    """The run's optimizer: gradients clipped to a norm over all leaves together, then the configured update.
+
+    Raises:
+        ConfigError: the schedule does not fit into the run, or a matrix starts at zero that may not.
+        ParameterError: a parameter's role has no rule.
+    """
+    clip_norm = config.optimizer.clip_norm
     return optax.chain(
-        optax.identity() if optimizer.clip_norm is None else optax.clip_by_global_norm(optimizer.clip_norm),
-        adamw(
-            make_schedule(config),
-            table,
-            beta1=optimizer.beta1,
-            beta2=optimizer.beta2,
-            eps=optimizer.eps,
-            weight_decay=optimizer.weight_decay,
-        ),
+        optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm), make_update(config, table)
     )
+
+
+def state_bytes(config: TrainConfig, table: ParameterTable) -> int:
+    """The size of the optimizer's state over all devices; nothing is allocated."""
+    shapes = {p.path: jax.ShapeDtypeStruct(p.shape, "float32") for p in table}
+    model = build(models.family(config.model).Model, shapes)
+    state = jax.eval_shape(make_optimizer(config, table).init, model)
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
