@@ -11,6 +11,7 @@ See: Dao 2023, "FlashAttention-2" (arXiv 2307.08691).
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -78,7 +79,7 @@ def attend_by_splash(
     mask = splash.CausalMask(shape)
     if scoring.window is not None:
         mask = splash.LocalMask(shape, (scoring.window - 1, 0), offset=0)
-    kernel = splash.make_splash_mha(
+    kernel: Any = splash.make_splash_mha(
         splash.MultiHeadMask([mask] * num_heads),
         head_shards=1,
         q_seq_shards=1,
