@@ -69,7 +69,7 @@ def loss_gradients(
 
 def in_parts(batch: Batch, num_parts: int, *, mesh: Mesh) -> Batch:
     """The parts of a batch, stacked on a leading dim, each spread over the devices as the batch is."""
-    spread = sharding(mesh, ("part", "batch", "seq"))
+    spread = sharding(mesh, ("part", "batch", None))
 
     def split(rows: Array) -> Array:
         parts = jnp.moveaxis(rows.reshape(-1, num_parts, *rows.shape[1:]), 1, 0)

@@ -43,7 +43,7 @@ def place(mesh: "Mesh", num_rows: int, read: Callable[[slice], Sequences]) -> "B
     from marin_train.losses import Batch
     from marin_train.mesh import sharding
 
-    where = sharding(mesh, ("batch", "seq"))
+    where = sharding(mesh, ("batch", None))
     held = [index[0] for index in where.addressable_devices_indices_map((num_rows, 1)).values()]
     first, stop = min(rows.start or 0 for rows in held), max(num_rows if r.stop is None else r.stop for r in held)
     local = read(slice(first, stop))

@@ -72,7 +72,7 @@ class HeldOutScorer:
         import jax
 
         from marin_train.losses import Batch, token_losses
-        from marin_train.mesh import sharding
+        from marin_train.mesh import in_context, sharding
 
         self._names = [component.name for component in config.data.components if component.validation]
         if not self._names:
@@ -80,7 +80,8 @@ class HeldOutScorer:
         self._mixture, self._batch_size, self._mesh = mixture, batch_size, mesh
 
         def score(model: Any, batch: Batch) -> "jax.Array":
-            return token_losses(model, batch, config=config.model, policy=policy)
+            with in_context(mesh):
+                return token_losses(model, batch, config=config.model, policy=policy)
 
         # Whole on every device, so that every process can read all of it.
         self._score = jax.jit(score, out_shardings=sharding(mesh, ()))

@@ -94,7 +94,7 @@ def train(
         LostProcessError: another process of the run is gone.
         InterruptedRunError: SIGTERM or SIGINT arrived; the state was saved.
     """
-    from marin_train.mesh import check_batch_size, make_mesh
+    from marin_train.mesh import check_run, make_mesh
     from marin_train.policy import Policy
     from marin_train.train_step import init_state, make_train_step, state_template
 
@@ -107,7 +107,7 @@ def train(
         steps=config.steps,
     )
     mesh = make_mesh(config.mesh)
-    check_batch_size(mesh, config.batch_size)
+    check_run(config, mesh.shape)
     record = first_then_rest(lambda: open_record(out, config, stores=mixture.manifests))
     logger.info(
         "policy %s, whose matmul reaches %.0f GFLOP/s; fp32 matmul %.0f GFLOP/s",

@@ -110,13 +110,15 @@ class SpikeBlame:
         import jax
 
         from marin_train.losses import token_losses
-        from marin_train.mesh import sharding
+        from marin_train.mesh import in_context, sharding
 
         if self._program is None:
-            self._program = jax.jit(
-                lambda m, b: token_losses(m, b, config=self._config.model, policy=self._policy),
-                out_shardings=sharding(self._mesh, ()),
-            )
+
+            def losses(model: Any, batch: Any) -> Any:
+                with in_context(self._mesh):
+                    return token_losses(model, batch, config=self._config.model, policy=self._policy)
+
+            self._program = jax.jit(losses, out_shardings=sharding(self._mesh, ()))
 
         def read(rows: slice) -> Sequences:
             return Sequences(*(array if array is None else array[rows] for array in batch))

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from marin_train.mesh import constrain
 from marin_train.policy import Policy
 
 Hidden = Float[Array, "batch seq embed"]
@@ -59,7 +60,7 @@ def apply_layers(
     def straight(x: Hidden, leaves: Any, kinds: Sequence[Kind]) -> tuple[Hidden, Any]:
         emitted = []
         for i, kind in enumerate(kinds):
-            x, out = steps[kind](*_at(leaves[:1], i), x, *_at(leaves[1:], i))
+            x, out = steps[kind](*_at(leaves[:1], i), constrain(x, "batch", "residual", None), *_at(leaves[1:], i))
             emitted.append(out)
         return x, jax.tree.map(lambda *outs: jnp.stack(outs), *emitted)
 
