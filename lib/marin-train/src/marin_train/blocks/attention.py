@@ -95,14 +95,15 @@ class Attention(eqx.Module):
         if kind.rotation is not None:
             rotation = context.rotations[kind.rotation]
             query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key = checkpoint_name(query, "attention_query"), checkpoint_name(key, "attention_key")
+        value = checkpoint_name(value, "attention_value")
         scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
         scoring = Scoring(scale=scale, window=kind.window, softcap=config.attention_softcap)
         if past is None:
             mixed = attend(query, key, value=value, segment_ids=context.segment_ids, scoring=scoring, policy=policy)
         else:
             mixed, past = _attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
-        mixed = checkpoint_name(mixed.reshape(*x.shape[:2], -1), "attention_mixed")
-        return contract("bsn,nd->bsd", mixed, self.output, policy=policy), past
+        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, policy=policy), past
 
     def _heads(
         self,
@@ -215,5 +216,5 @@ def _mixed(
     grouped = (query * scoring.scale).reshape(batch, seq_len, key.shape[2], -1, head_dim)
     scores = contract("bqhgd,bkhd->bhgqk", grouped, key, policy=policy, result="float32")
     weights = jax.nn.softmax(jnp.where(visible[:, None, None], scoring.capped(scores), MASKED), axis=-1)
-    mixed = contract("bhgqk,bkhd->bqhgd", weights, value, policy=policy)
+    mixed = checkpoint_name(contract("bhgqk,bkhd->bqhgd", weights, value, policy=policy), "attention_mixed")
     return mixed.reshape(batch, seq_len, num_heads, head_dim)

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from marin_train.blocks.scoring import Scoring
@@ -54,7 +55,7 @@ def attend_by_dot_product(
         local_window_size=None if scoring.window is None else (scoring.window - 1, 0),
         implementation="cudnn" if cudnn else "xla",
     )
-    return mixed.astype(policy.activations)
+    return checkpoint_name(mixed.astype(policy.activations), "attention_mixed")
 
 
 def attend_by_splash(
