@@ -90,6 +90,8 @@ def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool
         f"loss {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte "
         f"({result.num_tokens:,} tokens, {result.num_bytes:,} bytes, {result.num_documents:,} documents)"
     )
+    if result.supervised_loss is not None:
+        text += f"\n{result.supervised_loss:.4f} nats/token over the {result.num_supervised_tokens:,} that masks count"
     _print(result.to_dict() if json else text)
 
 
