@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import time
+from typing import Any
 
 from training import BETA2, CLIP, LEARNING_RATE, WEIGHT_DECAY, read_shape, serve
 
@@ -47,7 +48,7 @@ def main() -> None:
         max_grad_norm=CLIP,
     ).build(1000)  # fmt: skip
 
-    def cost(model, example, *, key=None):
+    def cost(model: Any, example: Any, *, key: Any = None) -> Any:
         return model.compute_next_token_loss(example, key=key)
 
     with Trainer(trainer, optimizer, cost, add_default_hooks=False) as run:

@@ -64,7 +64,8 @@ def main() -> None:
     chosen = time.perf_counter() - begun
     state: Any = init_state(config, mesh=mesh)
     if not weights.exists():
-        np.savez(weights, **{name: np.asarray(leaf) for name, leaf in named_leaves(state.model).items()})
+        leaves: dict[str, Any] = {name: np.asarray(leaf) for name, leaf in named_leaves(state.model).items()}
+        np.savez(weights, **leaves)
     mask = jnp.ones((shape.batch, shape.seq_len), bool)
     first = Batch(tokens=jnp.asarray(tokens[0]), loss_mask=mask)
     update = make_train_step(config, policy=policy, mesh=mesh)

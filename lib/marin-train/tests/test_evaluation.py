@@ -1,6 +1,7 @@
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 
 from marin_train import models
 from marin_train.checkpoints import load_model
+from marin_train.configs import PackingConfig
 from marin_train.data.store import TokenStore
 from marin_train.errors import CheckpointError, ConfigError, TokenStoreError
 from marin_train.evaluation import evaluate
@@ -67,7 +69,36 @@ def test_masks_of_supervised_data_leave_no_token_unscored(
     documents = [[[1, 2, 3, 4, 0]]]
     plain = write_store(tmp_path / "plain", documents)
     masked = write_store(tmp_path / "masked", documents, masks=[[False, False, False, True, True]])
-    assert evaluate(finished_run, masked).loss == evaluate(finished_run, plain).loss
+    result = evaluate(finished_run, masked)
+    assert result.loss == evaluate(finished_run, plain).loss
+    nats = _naive_nats(finished_run, plain)
+    assert result.num_supervised_tokens == 2
+    assert result.supervised_loss == pytest.approx(sum(nats[3:]) / 2, rel=1e-5)
+    assert evaluate(finished_run, plain).supervised_loss is None
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_run_on_packed_documents_is_scored_on_documents_apart(
+    finished_run: Path, small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reset: bool
+) -> None:
+    trained = load_model(finished_run)
+    packing = PackingConfig(kind="documents", reset_positions=reset)
+    config = replace(trained.config, data=replace(trained.config.data, packing=packing))
+    monkeypatch.setattr("marin_train.evaluation.load_model", lambda path: replace(trained, config=config))
+    data, family = TokenStore.open(small_store), models.family(config.model)
+    stream, borders = [0, *data.read(0, data.num_tokens).tolist()], data.document_borders()
+    forward = jax.jit(lambda m, t, p: decoder.forward(m, t, config=config.model, policy=trained.policy, positions=p))
+    total = 0.0
+    for target in range(1, len(stream)):
+        window = (target - 1) // SEQ_LEN * SEQ_LEN
+        document = int(np.searchsorted(borders, target - 1, side="right")) - 1
+        start = max(window, int(borders[document]))
+        context, places = np.zeros((1, SEQ_LEN), np.int32), np.arange(SEQ_LEN)[None] + (0 if reset else start - window)
+        context[0, : target - start] = stream[start:target]
+        hidden = forward(trained.model, context, places) @ family.head(trained.model)
+        logits = np.asarray(hidden)[0, target - start - 1].astype(np.float64)
+        total += float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[stream[target]])
+    assert evaluate(finished_run, small_store, batch_size=2).loss == pytest.approx(total / 75, rel=1e-5)
 
 
 def test_a_store_of_another_tokenizer_is_refused(

@@ -23,12 +23,12 @@ def test_more_devices_than_there_are_are_refused():
         make_mesh(MeshConfig(data=4096))
 
 
-def test_only_the_batch_is_spread():
+def test_a_dim_lies_along_the_axes_of_its_rule():
     mesh = make_mesh(MeshConfig())
-    assert sharding(mesh, ("batch", "seq")).spec == PartitionSpec(("replica", "data", "expert"), None)
-    assert sharding(mesh, ("layer", "embed", "mlp")).is_fully_replicated
+    assert sharding(mesh, ("batch", "seq")).spec == PartitionSpec(("replica", "data", "expert"), "context")
+    assert sharding(mesh, ("layer", "embed", "mlp")).spec == PartitionSpec("stage", "data", "model")
     assert sharding(mesh, ()).is_fully_replicated
 
 
 def test_any_batch_fits_one_device():
-    check_batch_size(make_mesh(MeshConfig(data=1)), 7)
+    check_batch_size(make_mesh(MeshConfig(data=1)).shape, 7)

@@ -57,7 +57,8 @@ def loss_gradients(
 
     gradient = jax.grad(share, has_aux=True)
     if num_parts == 1:
-        return LossGradients(*gradient(model, batch), num_tokens)
+        gradients, loss = gradient(model, batch)
+        return LossGradients(gradients, loss, num_tokens)
 
     def add(total: tuple[Any, Array], part: Batch) -> tuple[tuple[Any, Array], None]:
         return jax.tree.map(jnp.add, total, gradient(model, part)), None
@@ -69,7 +70,7 @@ def loss_gradients(
 
 def in_parts(batch: Batch, num_parts: int, *, mesh: Mesh) -> Batch:
     """The parts of a batch, stacked on a leading dim, each spread over the devices as the batch is."""
-    spread = sharding(mesh, ("part", "batch", "seq"))
+    spread = sharding(mesh, ("part", "batch", None))
 
     def split(rows: Array) -> Array:
         parts = jnp.moveaxis(rows.reshape(-1, num_parts, *rows.shape[1:]), 1, 0)

@@ -30,6 +30,11 @@ def prefetch(mixture: Mixture, mesh: "Mesh", *, start: int, stop: int) -> Prefet
     return Prefetch(batch, start=start, stop=stop, depth=depth, num_threads=num_threads)
 
 
+def take_rows(sequences: Sequences, rows: slice) -> Sequences:
+    """Those rows of sequences that are at hand."""
+    return Sequences(*(array if array is None else array[rows] for array in sequences))  # pyrefly: ignore
+
+
 def place(mesh: "Mesh", num_rows: int, read: Callable[[slice], Sequences]) -> "Batch":
     """A batch over the mesh, of which this process reads what its devices hold.
 
@@ -43,16 +48,18 @@ def place(mesh: "Mesh", num_rows: int, read: Callable[[slice], Sequences]) -> "B
     from marin_train.losses import Batch
     from marin_train.mesh import sharding
 
-    where = sharding(mesh, ("batch", "seq"))
-    held = [index[0] for index in where.addressable_devices_indices_map((num_rows, 1)).values()]
-    first, stop = min(rows.start or 0 for rows in held), max(num_rows if r.stop is None else r.stop for r in held)
+    where = sharding(mesh, ("batch", None))
+    indices = where.addressable_devices_indices_map((num_rows, 1)).values()
+    held = [index[0].indices(num_rows) for index in indices if index is not None]
+    first, stop = min(start for start, _, _ in held), max(stop for _, stop, _ in held)
     local = read(slice(first, stop))
 
     def placed(array: np.ndarray | None) -> Any:
         if array is None:  # what a packing has no need of is no array
             return None
 
-        def share(index: tuple[slice, ...]) -> np.ndarray:
+        def share(index: tuple[slice, ...] | None) -> np.ndarray:
+            assert index is not None  # jax asks for what devices of this process hold
             start, end, _ = index[0].indices(num_rows)
             return array[(slice(start - first, end - first), *index[1:])]
 

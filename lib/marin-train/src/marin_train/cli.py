@@ -90,6 +90,8 @@ def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool
         f"loss {result.loss:.4f} nats/token, {result.bits_per_byte:.4f} bits/byte "
         f"({result.num_tokens:,} tokens, {result.num_bytes:,} bytes, {result.num_documents:,} documents)"
     )
+    if result.supervised_loss is not None:
+        text += f"\n{result.supervised_loss:.4f} nats/token over the {result.num_supervised_tokens:,} that masks count"
     _print(result.to_dict() if json else text)
 
 
@@ -201,20 +203,21 @@ def blame(run: Path, /, *, step: int, json: bool = False) -> None:
     _print(result.to_dict() if json else to_text(result, width=shutil.get_terminal_size((100, 24)).columns))
 
 
-def describe(config: Path, /, *, set_: Overrides = (), json: bool = False) -> None:
-    """Show a run's parameters, counts and cost; nothing is allocated and no data are read.
+def describe(config: Path, /, *, devices: int | None = None, set_: Overrides = (), json: bool = False) -> None:
+    """Show a run's parameters, counts, mesh, memory and cost; nothing is allocated and no data are read.
 
     Example: marin-train describe nano.toml
 
     Args:
         config: the run's configuration, .json or .toml, nested like TrainConfig.
+        devices: how many there will be, for a mesh axis that takes those that are left.
         set_: override one field, by its dotted name; may be given again.
         json: print the description as JSON.
     """
     from marin_train.config_files import load
     from marin_train.description import describe, to_text
 
-    description = describe(load(config, overrides=set_))
+    description = describe(load(config, overrides=set_), num_devices=devices)
     _print(description if json else to_text(description))
 
 

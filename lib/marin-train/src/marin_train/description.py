@@ -1,69 +1,152 @@
-"""A run described before it is run: every parameter, the counts and the cost, from the configuration alone."""
+"""A run described before it is run: every parameter, the counts and the cost, from the configuration alone.
 
+Nothing is allocated and no device is needed: a mesh of 256 chips is described on a laptop. What a device holds of the
+state is exact, leaf by leaf; what it holds of activations is counted from the widths of what layers compute, for the
+two ends of what a policy may choose (all kept; a layer's input alone).
+"""
+
+import math
 from typing import Any
 
 from marin_train.configs import TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
 
 
-def describe(config: TrainConfig) -> dict[str, Any]:
-    """The parameter table, counts and FLOPs of a run as plain values; nothing is allocated.
+def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str, Any]:
+    """The parameter table, counts, FLOPs, mesh and memory of a run as plain values; nothing is allocated.
 
     Args:
         config: the run; its token stores need not exist.
+        num_devices: how many there will be, for an axis that takes what is left; by default as many as the others need.
 
     Returns:
-        ``parameters`` (one entry a leaf), ``num_params``, ``tokens``, ``tokens_per_step``, FLOPs a token with the
-        visible half (``causal``) and all of the attention map (``full``), ``flops_total`` by the latter, and the
-        bytes of parameters and optimizer state.
+        ``parameters`` (one entry a leaf, with the shape of a device's share), ``num_params``, ``tokens``,
+        ``tokens_per_step``, FLOPs a token with the visible half (``causal``) and all of the attention map (``full``),
+        ``flops_total`` by the latter, ``mesh`` (devices by axis), ``state_bytes`` of all devices together where nothing
+        is held twice, and ``device_bytes`` of one, by what they are of.
 
     Raises:
-        ConfigError: the model's family is not known.
+        ConfigError: the model's family is not known, or the mesh cannot share the run out.
     """
     from marin_train import models
     from marin_train.flops import flops_per_token, num_params
+    from marin_train.mesh import AXES, check_run, mesh_sizes, shard_shape
 
     table = models.family(config.model).parameter_table(config.model)
+    sizes = mesh_sizes(config.mesh, num_devices=num_devices or 1)
+    check_run(config, sizes)
     per_step = config.batch_size * config.data.seq_len
     tokens = BatchSizes(config.batch_size, config.batch_stages).offset(config.steps) * config.data.seq_len
     flops = {
         name: flops_per_token(config.model, seq_len=config.data.seq_len, causal=causal)
         for name, causal in (("causal", True), ("full", False))
     }
+    whole, share = _state_bytes(config, dict.fromkeys(AXES, 1)), _state_bytes(config, sizes)
     return {
         "parameters": [
-            {"path": p.path, "shape": list(p.shape), "dims": list(p.dims), "role": p.role, "size": p.size}
+            {
+                "path": p.path,
+                "shape": list(p.shape),
+                "share": list(shard_shape(p.dims, p.shape, sizes)),
+                "dims": list(p.dims),
+                "role": p.role,
+                "size": p.size,
+            }
             for p in table
         ],
         "num_params": num_params(config.model),
+        "num_params_stored": table.stored_size,
         "num_params_non_embedding": sum(p.size for p in table if p.role not in ("embed", "head")),
         "tokens_per_step": per_step,
         "tokens": tokens,
         "flops_per_token": flops,
         "flops_total": flops["full"] * tokens,
-        # Parameters and Adam's two moments, four bytes each.
-        "state_bytes": 3 * 4 * table.stored_size,
+        "mesh": sizes,
+        "state_bytes": sum(whole.values()),
+        "device_bytes": share | {"gradients": share["parameters"]} | _activation_bytes(config, sizes),
+    }
+
+
+def _state_bytes(config: TrainConfig, sizes: dict[str, int]) -> dict[str, int]:
+    """What one device of such a mesh holds of the state."""
+    import jax
+    from jax.sharding import AbstractMesh
+
+    from marin_train.mesh import AXES
+    from marin_train.train_step import state_template
+
+    state = state_template(config, mesh=AbstractMesh(tuple(sizes.values()), AXES))
+
+    def held(tree: Any) -> int:
+        leaves = jax.tree.leaves(tree)
+        return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+    parts = {"parameters": state.model, "optimizer": (state.opt_state, state.guard), "average": state.ema}
+    return {name: held(tree) for name, tree in parts.items() if tree is not None}
+
+
+def _activation_bytes(config: TrainConfig, sizes: dict[str, int]) -> dict[str, int]:
+    """In float32, of the part of a batch that a device goes through at a time; and the logits of a block."""
+    from marin_train.losses import BLOCK_TOKENS
+    from marin_train.mesh import RULES
+
+    model, data = config.model, math.prod(sizes[axis] for axis in RULES["batch"])
+    largest = max(config.batch_size, *(stage.batch_size for stage in config.batch_stages), 0)
+    sequences = largest // (data * config.accumulation)
+    tokens = sequences * config.data.seq_len // sizes["context"]
+    layers, in_parts = model.num_layers // sizes["stage"], sizes["model"]
+    # Between layers, sequences lie in shares where they can.
+    between = model.hidden_dim / (in_parts if config.data.seq_len % (sizes["context"] * in_parts) == 0 else 1)
+    inside = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim + 3 * model.mlp_dim
+    width = 5 * between + inside / in_parts  # its input, two norms, two sums; its projections
+    return {
+        "activations_kept": round(4 * tokens * layers * width),
+        "activations_recomputed": round(4 * tokens * (layers * between + width)),
+        "logits": 4 * max(BLOCK_TOKENS, sequences) * model.padded_vocab_size // sizes["model"],
     }
 
 
 def to_text(description: dict[str, Any]) -> str:
     """The description as a table for people."""
-    rows = [(p["path"], "x".join(map(str, p["shape"])), p["role"], f"{p['size']:,}") for p in description["parameters"]]
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    lines = [
-        f"{path:<{widths[0]}}  {shape:>{widths[1]}}  {role:<{widths[2]}}  {size:>{widths[3]}}"
-        for path, shape, role, size in rows
+    spread = math.prod(description["mesh"].values()) > 1
+    titles = ("parameter", "shape", "a device", "role", "size")
+    rows = [
+        (p["path"], _shown(p["shape"]), _shown(p["share"]), p["role"], f"{p['size']:,}")
+        for p in description["parameters"]
     ]
-    flops = description["flops_per_token"]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"parameters      {description['num_params']:,} "
-            f"({description['num_params_non_embedding']:,} without embedding and head)",
-            f"tokens          {description['tokens']:,} ({description['tokens_per_step']:,} a step)",
-            f"FLOPs a token   {flops['causal']:.4g} causal, {flops['full']:.4g} full attention map",
-            f"FLOPs in all    {description['flops_total']:.4g}",
-            f"state           {description['state_bytes'] / 1e6:,.1f} MB of parameters and optimizer",
-        ]
-    )
+    columns = [0, 1, *((2,) if spread else ()), 3, 4]
+    widths = {i: max(len(row[i]) for row in (titles, *rows)) for i in columns}
+    lines = [
+        "  ".join(row[i].ljust(widths[i]) if i in (0, 3) else row[i].rjust(widths[i]) for i in columns).rstrip()
+        for row in (titles, *rows)
+    ]
+    flops, held = description["flops_per_token"], description["device_bytes"]
+    stored = description["num_params_stored"] - description["num_params"]
+    padding = f", and {stored:,} that pad the vocabulary" if stored else ""
+    state = " + ".join(f"{_size(held[name])} {name}" for name in ("parameters", "optimizer", "average") if name in held)
+    mesh = " x ".join(f"{size} {axis}" for axis, size in description["mesh"].items() if size > 1) or "one device"
+    facts = {
+        "parameters": f"{description['num_params']:,} "
+        f"({description['num_params_non_embedding']:,} without embedding and head{padding})",
+        "tokens": f"{description['tokens']:,} ({description['tokens_per_step']:,} a step)",
+        "FLOPs a token": f"{flops['causal']:.4g} causal, {flops['full']:.4g} full attention map",
+        "FLOPs in all": f"{description['flops_total']:.4g}",
+        "mesh": mesh,
+        "a device holds": f"{state} + {_size(held['gradients'])} gradients",
+        "activations": f"{_size(held['activations_kept'])} kept, {_size(held['activations_recomputed'])} with layers "
+        f"recomputed, {_size(held['logits'])} logits",
+        "state": f"{_size(description['state_bytes'])} in a checkpoint",
+    }
+    wide = max(map(len, facts))
+    return "\n".join([*lines, "", *(f"{name:<{wide}}  {fact}" for name, fact in facts.items())])
+
+
+def _shown(shape: list[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _size(num_bytes: int) -> str:
+    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.3g} {units[0]}" if size < 1000 else f"{size:,.0f} {units[0]}"

@@ -4,6 +4,9 @@ The store's documents are one stream. An end-of-sequence id is put before it, so
 beginning as all others, and the stream is cut into windows of the training length: each token is predicted once, from
 what precedes it in its window, the ids that end documents included. The last window is filled up and masked.
 
+A run that was trained on documents packed whole is scored on documents apart: each token is predicted from its own.
+Supervised data are scored whole too; beside it stands the loss over what their masks let count.
+
 Losses of different tokenizers cannot be compared by token, but by byte: bits/byte is the total loss, in bits, over the
 UTF-8 bytes of the text, which the store counts and does not estimate.
 """
@@ -18,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from marin_train.checkpoints import TrainedModel, load_model
+from marin_train.configs import DataConfig
 from marin_train.data.packing import Sequences
 from marin_train.data.store import TokenStore
 from marin_train.errors import ConfigError, DivergedError, TokenStoreError
@@ -34,6 +38,8 @@ class Evaluation:
         num_bytes: bytes of the text.
         num_documents: documents of the store.
         store_digest: sha256 of its manifest.
+        supervised_loss: nats a token over those that the store's masks let count; None without masks.
+        num_supervised_tokens: how many those are; None without masks.
     """
 
     loss: float
@@ -42,6 +48,8 @@ class Evaluation:
     num_bytes: int
     num_documents: int
     store_digest: str
+    supervised_loss: float | None = None
+    num_supervised_tokens: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The evaluation as JSON-able values."""
@@ -74,11 +82,15 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
     _check_fits(data, trained)
     data.verify()
     score = jax.jit(lambda model, batch: token_losses(model, batch, config=trained.config.model, policy=trained.policy))
-    total = 0.0
-    for windows in _windows(data, seq_len=trained.config.data.seq_len, batch_size=batch_size):
-        batch = Batch(tokens=jnp.asarray(windows.tokens), loss_mask=jnp.asarray(windows.loss_mask))
-        losses = np.asarray(score(trained.model, batch), np.float64)
-        total += float(losses.sum(where=windows.loss_mask))
+    total, supervised, num_supervised, start = 0.0, 0.0, 0, 0
+    for windows in _windows(data, trained.config.data, batch_size=batch_size):
+        batch = Batch(*(None if array is None else jnp.asarray(array) for array in windows))
+        losses = np.asarray(score(trained.model, batch), np.float64)[windows.loss_mask]
+        total += float(losses.sum())
+        if data.has_mask:
+            counts = data.read_mask(start, start + len(losses))
+            supervised, num_supervised = supervised + float(losses[counts].sum()), num_supervised + int(counts.sum())
+        start += len(losses)
     if not math.isfinite(total):
         raise DivergedError(f"{trained.path} gives a loss of {total} on {data.path}; use an earlier checkpoint")
     return Evaluation(
@@ -88,12 +100,15 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
         num_bytes=data.num_bytes,
         num_documents=data.num_documents,
         store_digest=data.digest,
+        supervised_loss=supervised / num_supervised if num_supervised else None,
+        num_supervised_tokens=num_supervised if data.has_mask else None,
     )
 
 
-def _windows(store: TokenStore, *, seq_len: int, batch_size: int) -> Iterator[Sequences]:
+def _windows(store: TokenStore, data: DataConfig, *, batch_size: int) -> Iterator[Sequences]:
     """The stream behind one end-of-sequence id, as batches of equal shape; the mask marks the store's own tokens."""
-    per_batch = seq_len * batch_size
+    seq_len, per_batch = data.seq_len, data.seq_len * batch_size
+    borders = store.document_borders() if data.packing.kind == "documents" else None
     for start in range(0, store.num_tokens, per_batch):
         stop = min(start + per_batch, store.num_tokens)
         before = store.read(start - 1, start) if start else np.array([store.eos_id], np.int32)
@@ -102,7 +117,16 @@ def _windows(store: TokenStore, *, seq_len: int, batch_size: int) -> Iterator[Se
         mask = np.arange(per_batch) < stop - start
         first = np.concatenate([before, targets[seq_len - 1 : -1 : seq_len]])
         rows = targets.reshape(batch_size, seq_len)
-        yield Sequences(np.concatenate([first[:, None], rows], axis=1), mask.reshape(batch_size, seq_len))
+        tokens, mask = np.concatenate([first[:, None], rows], axis=1), mask.reshape(batch_size, seq_len)
+        if borders is None:
+            yield Sequences(tokens, mask)
+        else:
+            # What a document's first token is predicted from, the end of the one before it, belongs to the document.
+            numbers = np.arange(start, start + per_batch).reshape(batch_size, seq_len)
+            documents = np.searchsorted(borders, numbers, side="right").astype(np.int32)
+            begins = np.maximum(borders[np.minimum(documents, len(borders) - 1) - 1], numbers[:, :1])
+            places = (numbers - begins).astype(np.int32)
+            yield Sequences(tokens, mask, documents, places if data.packing.reset_positions else None)
 
 
 def _check_fits(store: TokenStore, trained: TrainedModel) -> None:

@@ -11,12 +11,13 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marin_train.batches import place
+from marin_train.batches import place, take_rows
 from marin_train.checkpoints import load_model
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture
@@ -72,7 +73,7 @@ class HeldOutScorer:
         import jax
 
         from marin_train.losses import Batch, token_losses
-        from marin_train.mesh import sharding
+        from marin_train.mesh import in_context, sharding
 
         self._names = [component.name for component in config.data.components if component.validation]
         if not self._names:
@@ -80,7 +81,8 @@ class HeldOutScorer:
         self._mixture, self._batch_size, self._mesh = mixture, batch_size, mesh
 
         def score(model: Any, batch: Batch) -> "jax.Array":
-            return token_losses(model, batch, config=config.model, policy=policy)
+            with in_context(mesh):
+                return token_losses(model, batch, config=config.model, policy=policy)
 
         # Whole on every device, so that every process can read all of it.
         self._score = jax.jit(score, out_shardings=sharding(mesh, ()))
@@ -125,10 +127,7 @@ class HeldOutScorer:
         )
 
     def _placed(self, sequences: Sequences) -> Any:
-        def read(rows: slice) -> Sequences:
-            return Sequences(*(array if array is None else array[rows] for array in sequences))
-
-        return place(self._mesh, len(sequences.tokens), read)
+        return place(self._mesh, len(sequences.tokens), partial(take_rows, sequences))
 
     def _count(self, name: str) -> int:
         return self._mixture.validation(name).num_sequences
@@ -166,4 +165,4 @@ def _filled(sequences: Sequences, batch_size: int) -> Sequences:
     missing = batch_size - len(sequences.tokens)
     if not missing:
         return sequences
-    return Sequences(*(None if x is None else np.pad(x, [(0, missing), (0, 0)]) for x in sequences))
+    return Sequences(*(None if x is None else np.pad(x, [(0, missing), (0, 0)]) for x in sequences))  # pyrefly: ignore

@@ -94,7 +94,7 @@ def train(
         LostProcessError: another process of the run is gone.
         InterruptedRunError: SIGTERM or SIGINT arrived; the state was saved.
     """
-    from marin_train.mesh import check_batch_size, make_mesh
+    from marin_train.mesh import check_run, make_mesh
     from marin_train.policy import Policy
     from marin_train.train_step import init_state, make_train_step, state_template
 
@@ -107,7 +107,7 @@ def train(
         steps=config.steps,
     )
     mesh = make_mesh(config.mesh)
-    check_batch_size(mesh, config.batch_size)
+    check_run(config, mesh.shape)
     record = first_then_rest(lambda: open_record(out, config, stores=mixture.manifests))
     logger.info(
         "policy %s, whose matmul reaches %.0f GFLOP/s; fp32 matmul %.0f GFLOP/s",
@@ -123,6 +123,7 @@ def train(
         logger.info("resuming after step %d of %d", step, config.steps)
     with lost_processes(), ExitStack() as stack:
         metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl") if is_first() else SilentTracker()))
+        writer = stack.enter_context(CheckpointWriter(out / "checkpoints", facts, like=template))
         told = (metrics, *(trackers if is_first() else ()))
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
@@ -130,7 +131,7 @@ def train(
         run = _Run(
             config=config,
             programs={w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)},
-            writer=stack.enter_context(CheckpointWriter(out / "checkpoints", facts, like=template)),
+            writer=writer,
             report=Report(config, record, metrics, told[1:], step=step, loss_tokens=_loss_tokens(out)),
             evaluation=PeriodicEvaluation.of(
                 config, policy, mesh=mesh, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]

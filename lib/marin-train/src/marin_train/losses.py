@@ -7,12 +7,14 @@ and not straight-line code because every turn then writes to the same few megaby
 the sequence leaves the batch dim whole, and with it the way the batch is spread over devices.
 
 The loss of a batch is the sum over its unmasked tokens divided by their number, over the global batch: a mean of
-per-device means would weigh tokens by where they happened to lie.
+per-device means would weigh tokens by where they happened to lie. On a mesh, each device walks over its own tokens and
+its own share of the vocabulary, and sums are added up over devices: nothing of the size of logits is ever sent.
 
 See: Chowdhery et al. 2022, "PaLM" (arXiv 2204.02311), section 5, for the z-loss; Hsu et al. 2024, "Liger Kernel"
 (arXiv 2410.10989), section 3.2, for taking the gradient in the forward walk.
 """
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from marin_train.blocks import contract
 from marin_train.configs import ModelConfig
+from marin_train.mesh import RULES, axis_sizes, over_mesh
 from marin_train.models import family
 from marin_train.models.decoder import forward, logits
 from marin_train.policy import Policy
@@ -29,6 +32,11 @@ from marin_train.policy import Policy
 BLOCK_TOKENS = 512
 """Tokens a block, over the batch: logits of a block stay within a few tens of megabytes."""
 
+
+_SPREAD = (*RULES["batch"], *RULES["seq"])
+"""Mesh axes over which tokens are spread."""
+
+_HIDDEN, _HEAD, _TOKENS = ("batch", "seq", None), (None, "vocab"), ("batch", "seq")
 
 _Sums = tuple[Float[Array, ""], Float[Array, ""]]
 _How = tuple[float, ModelConfig, Policy]
@@ -67,13 +75,18 @@ class LossSums(NamedTuple):
 
 def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq"]:
     """The cross-entropy of every prediction in nats, masked or not."""
+
+    def walk(hidden: Array, head: Array, targets: Array) -> Array:
+        def block(_: None, xs: _Block) -> tuple[None, Array]:
+            scores = logits(xs.hidden, head, config=config, policy=policy, first=_first_token(head, sizes))
+            return None, _nll_and_lse(scores, xs.targets, sizes)[0]
+
+        _, losses = jax.lax.scan(block, None, _in_blocks(hidden, targets=targets, mask=targets))
+        return _joined(losses, seq_len=hidden.shape[1])
+
+    run, sizes = over_mesh(walk, inputs=(_HIDDEN, _HEAD, _TOKENS), outputs=_TOKENS)
     hidden, head = _hidden(model, batch, config=config, policy=policy), family(config).head(model)
-
-    def block(_: None, xs: _Block) -> tuple[None, Array]:
-        return None, _nll_and_lse(logits(xs.hidden, head, config=config, policy=policy), xs.targets)[0]
-
-    _, losses = jax.lax.scan(block, None, _in_blocks(hidden, targets=batch.tokens[:, 1:], mask=batch.loss_mask))
-    return _joined(losses, seq_len=hidden.shape[1])
+    return run(hidden, head, batch.tokens[:, 1:])
 
 
 def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy, z_loss: float = 0.0) -> LossSums:
@@ -131,23 +144,45 @@ class _Block(NamedTuple):
 def _summed(how: _How, hidden: Array, head: Array, targets: Array, mask: Array) -> _Sums:
     z_loss, config, policy = how
 
-    def block(sums: _Sums, xs: _Block) -> tuple[_Sums, None]:
-        nll, lse = _nll_and_lse(logits(xs.hidden, head, config=config, policy=policy), xs.targets)
-        return _added(sums, nll, lse=lse, mask=xs.mask, z_loss=z_loss), None
+    def walk(hidden: Array, head: Array, targets: Array, mask: Array) -> _Sums:
+        def block(sums: _Sums, xs: _Block) -> tuple[_Sums, None]:
+            scores = logits(xs.hidden, head, config=config, policy=policy, first=_first_token(head, sizes))
+            nll, lse = _nll_and_lse(scores, xs.targets, sizes)
+            return _added(sums, nll, lse=lse, mask=xs.mask, z_loss=z_loss), None
 
-    return jax.lax.scan(block, (jnp.zeros(()), jnp.zeros(())), _in_blocks(hidden, targets=targets, mask=mask))[0]
+        sums, _ = jax.lax.scan(block, (jnp.zeros(()), jnp.zeros(())), _in_blocks(hidden, targets=targets, mask=mask))
+        return _total(sums, _SPREAD, sizes)
+
+    run, sizes = over_mesh(walk, inputs=(_HIDDEN, _HEAD, _TOKENS, _TOKENS), outputs=((), ()))
+    return run(hidden, head, targets, mask)
 
 
 def _summed_forward(
     how: _How, hidden: Array, head: Array, targets: Array, mask: Array
 ) -> tuple[_Sums, tuple[Array, Array]]:
+    sizes = axis_sizes()
+    scatters = head.shape[0] % sizes["data"] == 0
+    walk = partial(_walk_with_gradients, how, sizes, scatters)
+    run, _ = over_mesh(
+        walk,
+        inputs=(_HIDDEN, _HEAD, _TOKENS, _TOKENS),
+        outputs=(((), ()), (_HIDDEN, ("embed" if scatters else None, "vocab"))),
+    )
+    return run(hidden, head, targets, mask)
+
+
+def _walk_with_gradients(
+    how: _How, sizes: Mapping[str, int], scatters: bool, hidden: Array, head: Array, targets: Array, mask: Array
+) -> tuple[_Sums, tuple[Array, Array]]:
+    """A device's share: the sums over all devices, and its shares of the gradients of hidden states and head."""
     z_loss, config, policy = how
-    vocabulary = jnp.arange(head.shape[1])
+    first = _first_token(head, sizes)
+    vocabulary = first + jnp.arange(head.shape[1])
 
     def block(carry: tuple[_Sums, Array], xs: _Block) -> tuple[tuple[_Sums, Array], Array]:
         sums, head_gradient = carry
-        scores = logits(xs.hidden, head, config=config, policy=policy)
-        nll, lse = _nll_and_lse(scores, xs.targets)
+        scores = logits(xs.hidden, head, config=config, policy=policy, first=first)
+        nll, lse = _nll_and_lse(scores, xs.targets, sizes)
         probability = jnp.exp(scores - lse[..., None])
         is_target = xs.targets[..., None] == vocabulary
         slope = probability * (1.0 + 2.0 * z_loss * lse)[..., None] - is_target
@@ -161,7 +196,13 @@ def _summed_forward(
     start = ((jnp.zeros(()), jnp.zeros(())), jnp.zeros_like(head))
     blocks = _in_blocks(hidden, targets=targets, mask=mask)
     (sums, head_gradient), hidden_gradients = jax.lax.scan(block, start, blocks)
-    return sums, (_joined(hidden_gradients, seq_len=hidden.shape[1]), head_gradient)
+    hidden_gradient = _total(_joined(hidden_gradients, seq_len=hidden.shape[1]), ("model",), sizes)
+    if scatters and sizes["data"] > 1:
+        head_gradient = jax.lax.psum_scatter(head_gradient, "data", scatter_dimension=0, tiled=True)
+        head_gradient = _total(head_gradient, tuple(axis for axis in _SPREAD if axis != "data"), sizes)
+    else:
+        head_gradient = _total(head_gradient, _SPREAD, sizes)
+    return _total(sums, _SPREAD, sizes), (hidden_gradient, head_gradient)
 
 
 def _summed_backward(how: _How, gradients: tuple[Array, Array], cotangents: _Sums) -> tuple[Array, Array, None, None]:
@@ -194,6 +235,25 @@ def _joined(blocks: Array, *, seq_len: int) -> Array:
     return joined.reshape(joined.shape[0], -1, *joined.shape[3:])[:, :seq_len]
 
 
-def _nll_and_lse(scores: Array, targets: Array) -> tuple[Array, Array]:
-    lse = jax.nn.logsumexp(scores, axis=-1)
-    return lse - jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0], lse
+def _nll_and_lse(scores: Array, targets: Array, sizes: Mapping[str, int]) -> tuple[Array, Array]:
+    """Of each prediction, over the whole vocabulary, of which this device may have a share."""
+    if sizes["model"] == 1:
+        lse = jax.nn.logsumexp(scores, axis=-1)
+        return lse - jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0], lse
+    peak = jax.lax.pmax(jnp.max(scores, axis=-1), "model")
+    lse = peak + jnp.log(jax.lax.psum(jnp.sum(jnp.exp(scores - peak[..., None]), axis=-1), "model"))
+    column = targets - jax.lax.axis_index("model") * scores.shape[-1]
+    is_here = (column >= 0) & (column < scores.shape[-1])
+    found = jnp.take_along_axis(scores, jnp.clip(column, 0, scores.shape[-1] - 1)[..., None], axis=-1)[..., 0]
+    return lse - jax.lax.psum(jnp.where(is_here, found, 0.0), "model"), lse
+
+
+def _first_token(head: Array, sizes: Mapping[str, int]) -> Array | int:
+    """The token of the first column of this device's share of the head."""
+    return jax.lax.axis_index("model") * head.shape[1] if sizes["model"] > 1 else 0
+
+
+def _total(tree: Any, axes: Iterable[str], sizes: Mapping[str, int]) -> Any:
+    """The sum over those axes that have more than one device."""
+    spread = tuple(axis for axis in axes if sizes[axis] > 1)
+    return jax.lax.psum(tree, spread) if spread else tree

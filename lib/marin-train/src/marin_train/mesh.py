@@ -1,26 +1,53 @@
 """The device mesh, and where an array lies on it: dims are named, and one rule gives each name its mesh axes.
 
-Parameters and batches name their dims and never their devices. `RULES` is the one place where a name meets an axis, so
-that another way to spread a model over machines is another rule and no change to the model. Today the batch is spread
-over the ``data`` axis and every parameter is whole on every device.
+Parameters, batches and activations name their dims and never their devices. `RULES` is the one place where a name meets
+its axes, so that another way to spread a model over machines is another rule and no change to the model:
+
+- the batch is spread over ``replica``, ``data`` and ``expert``, and sequences over ``context``;
+- parameters and all that lies beside them (moments, averages, gradients) are spread over ``data`` by their embed dim
+  (FSDP, ZeRO-3), and over ``model`` by heads, feed-forward width and vocabulary (tensor parallel); ``replica`` holds
+  them again, so that slices meet once a step, for gradients;
+- between layers, sequences are spread over ``model`` too, where tensor parallelism leaves it idle (sequence parallel);
+- layers are spread over ``stage`` (`marin_train.pipeline`).
+
+A step is traced with its mesh in the context (`in_context`). There, `constrain` pins an activation, and `over_mesh`
+hands each device its own share of arrays, for code that would lose by the compiler's choices. Without a mesh in the
+context both do nothing: the same model code runs on one device.
+
+See: Xu et al. 2021, "GSPMD" (arXiv 2105.04663); Rajbhandari et al. 2020, "ZeRO" (arXiv 1910.02054); Shoeybi et al.
+2019, "Megatron-LM" (arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198) for sequence parallelism.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from marin_train.configs import MeshConfig
+from marin_train.configs import MeshConfig, TrainConfig
 from marin_train.errors import ConfigError
 
 AXES = ("stage", "replica", "data", "context", "expert", "model")
 """Outermost first: devices that are next to each other, and talk fastest, share the axes that talk most."""
 
-RULES: dict[str, tuple[str, ...]] = {"batch": ("replica", "data", "expert"), "layer": ("stage",)}
+RULES: dict[str, tuple[str, ...]] = {
+    "batch": ("replica", "data", "expert"),
+    "seq": ("context",),
+    "residual": ("context", "model"),
+    "embed": ("data",),
+    "heads": ("model",),
+    "kv_heads": ("model",),
+    "mlp": ("model",),
+    "vocab": ("model",),
+    "layer": ("stage",),
+}
 """Mesh axes by dim. A dim that is not here is whole on every device."""
+
+Dims = Sequence[str | None]
 
 
 def make_mesh(config: MeshConfig) -> Mesh:
@@ -30,30 +57,152 @@ def make_mesh(config: MeshConfig) -> Mesh:
         ConfigError: it asks for more devices than there are, or for shares that do not take all that are left.
     """
     devices = jax.devices()
+    sizes = mesh_sizes(config, num_devices=len(devices))
+    needed = math.prod(sizes.values())
+    if needed > len(devices):
+        asked = ", ".join(f"{name}={size}" for name, size in dataclasses.asdict(config).items() if size != 1)
+        raise ConfigError(f"MeshConfig({asked}) needs {needed} devices, but {len(devices)} device(s) are there")
+    return Mesh(np.array(devices[:needed]).reshape(tuple(sizes.values())), AXES)
+
+
+def mesh_sizes(config: MeshConfig, *, num_devices: int) -> dict[str, int]:
+    """Devices by axis; one that asks for all that are left gets at least one."""
     sizes = {axis: getattr(config, axis) for axis in AXES}
     taken = math.prod(size for size in sizes.values() if size != -1)
-    for axis, size in sizes.items():
-        if size == -1:
-            sizes[axis] = max(1, len(devices) // taken)
-    if math.prod(sizes.values()) > len(devices):
-        asked = ", ".join(f"{name}={size}" for name, size in dataclasses.asdict(config).items() if size != 1)
-        raise ConfigError(f"MeshConfig({asked}) needs {taken} devices, but {len(devices)} device(s) are there")
-    shape = tuple(sizes.values())
-    return Mesh(np.array(devices[: math.prod(shape)]).reshape(shape), AXES)
+    return {axis: max(1, num_devices // taken) if size == -1 else size for axis, size in sizes.items()}
 
 
-def sharding(mesh: Mesh, dims: Iterable[str]) -> NamedSharding:
+def spec(dims: Dims, sizes: Mapping[str, int], *, shape: Sequence[int] | None = None) -> PartitionSpec:
+    """The mesh axes of each dim; with a shape, those alone that share a dim out equally.
+
+    A vector, such as a layer's gains, is whole on every device: gathering it would cost more than it takes.
+    """
+    return PartitionSpec(*(axes or None for axes in _axes(dims, sizes, shape)))
+
+
+def _axes(dims: Dims, sizes: Mapping[str, int], shape: Sequence[int] | None) -> list[tuple[str, ...]]:
+    axes = [tuple(axis for axis in RULES.get(dim or "", ()) if axis in sizes) for dim in dims]
+    if shape is None:
+        return axes
+    if len([dim for dim in dims if dim != "layer"]) < 2:
+        axes = [names if dim == "layer" else () for dim, names in zip(dims, axes, strict=True)]
+    return [_dividing(names, sizes, size) for names, size in zip(axes, shape, strict=True)]
+
+
+def _dividing(axes: tuple[str, ...], sizes: Mapping[str, int], size: int) -> tuple[str, ...]:
+    while axes and size % math.prod(sizes[axis] for axis in axes):
+        axes = axes[:-1]
+    return axes
+
+
+def sharding(mesh: Mesh | AbstractMesh, dims: Dims, *, shape: Sequence[int] | None = None) -> NamedSharding:
     """Where an array with these dims lies; with no dims, a scalar or an array that every device holds whole."""
-    return NamedSharding(mesh, PartitionSpec(*(RULES.get(dim) for dim in dims)))
+    return NamedSharding(mesh, spec(dims, mesh.shape, shape=shape))
 
 
-def check_batch_size(mesh: Mesh, batch_size: int, *, num_parts: int = 1) -> None:
-    """Refuse a batch that the mesh cannot share out equally, each of the parts that it is gone through in.
+def shard_shape(dims: Dims, shape: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The shape of one device's share of a parameter, on a mesh of these sizes; no device is needed."""
+    shares = [math.prod(sizes[axis] for axis in axes) for axes in _axes(dims, sizes, shape)]
+    return tuple(size // number for size, number in zip(shape, shares, strict=True))
+
+
+@contextmanager
+def in_context(mesh: Mesh) -> Generator[None]:
+    """Within it, code that is traced is traced for this mesh; on one device, for none."""
+    if mesh.size == 1:
+        yield
+    else:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            yield
+
+
+def constrain[A: jax.Array](x: A, *dims: str | None) -> A:
+    """`x`, laid out by its dims' rules on the mesh in the context."""
+    mesh = _context()
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(dims, mesh.shape, shape=x.shape))
+
+
+def over_mesh(
+    body: Callable[..., Any], *, inputs: Sequence[Dims | None], outputs: Any
+) -> tuple[Callable[..., Any], dict[str, int]]:
+    """A function of whole arrays that hands each device's shares to `body`, and the sizes of the mesh that it is for.
+
+    Args:
+        body: a function of as many arrays as there are ``inputs``.
+        inputs: the dims of each array; None for an argument that is None.
+        outputs: those of what it returns, in a tree of its structure whose leaves are tuples of dims.
+    """
+    sizes = axis_sizes()
+    if _context() is None:
+        return body, sizes
+
+    def is_dims(node: Any) -> bool:
+        return isinstance(node, tuple) and all(dim is None or isinstance(dim, str) for dim in node)
+
+    in_specs = tuple(None if dims is None else spec(dims, sizes) for dims in inputs)
+    out_specs = jax.tree.map(lambda dims: spec(dims, sizes), outputs, is_leaf=is_dims)
+    mapped = jax.shard_map(body, in_specs=in_specs, out_specs=out_specs, axis_names=set(sizes), check_vma=False)
+    return mapped, sizes
+
+
+def axis_sizes() -> dict[str, int]:
+    """Devices by axis of the mesh in the context; 1 of each without one."""
+    mesh = _context()
+    return dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
+
+
+def _context() -> AbstractMesh | None:
+    """The mesh in the context, unless the code around has taken an axis of it in hand already, as a pipeline does.
+
+    What is inside of that is left to the compiler, which cannot nest one such region in another.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return None if mesh.empty or mesh.manual_axes else mesh
+
+
+def check_run(config: TrainConfig, sizes: Mapping[str, int]) -> None:
+    """Refuses a run whose arrays the mesh cannot share out equally.
+
+    Args:
+        config: the run.
+        sizes: devices by axis.
+
+    Raises:
+        ConfigError: naming the field, the number of shares, and what would do.
+    """
+    model = config.model
+    batch_sizes = (config.batch_size, *(stage.batch_size for stage in config.batch_stages))
+    for size in batch_sizes:
+        check_batch_size(sizes, size, num_parts=config.accumulation)
+    shares: Iterable[tuple[str, int, str, int]] = (
+        ("DataConfig.seq_len", config.data.seq_len, "context", sizes["context"]),
+        ("ModelConfig.num_kv_heads", model.num_kv_heads, "model", sizes["model"]),
+        ("ModelConfig.mlp_dim", model.mlp_dim, "model", sizes["model"]),
+    )
+    for name, value, axis, number in shares:
+        if value % number:
+            raise ConfigError(f"{name}={value} must be a multiple of MeshConfig.{axis}={number}")
+    if sizes["stage"] > 1 and sizes["context"] > 1:
+        raise ConfigError(
+            f"MeshConfig.stage={sizes['stage']} and context={sizes['context']} cannot be had together: a pipeline's "
+            f"stages hold whole sequences"
+        )
+    if model.padded_vocab_size % sizes["model"]:
+        raise ConfigError(
+            f"ModelConfig.vocab_size={model.vocab_size} cannot be shared out over MeshConfig.model={sizes['model']}; "
+            f"set ModelConfig.vocab_multiple to a multiple of that"
+        )
+
+
+def check_batch_size(sizes: Mapping[str, int], batch_size: int, *, num_parts: int = 1) -> None:
+    """Refuses a batch that the mesh cannot share out equally, each of the parts that it is gone through in.
 
     Raises:
         ConfigError: naming the batch size and the number of shares.
     """
-    num_shares = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    num_shares = math.prod(sizes[axis] for axis in RULES["batch"])
     if batch_size % (num_shares * num_parts):
         parts = f" times TrainConfig.accumulation={num_parts}" if num_parts > 1 else ""
         raise ConfigError(

@@ -26,6 +26,7 @@ from marin_train.blocks import Context, apply_layers
 from marin_train.configs import ModelConfig
 from marin_train.errors import ConfigError
 from marin_train.losses import Batch, LossSums, summed_cross_entropy
+from marin_train.mesh import RULES
 from marin_train.models import family
 from marin_train.policy import Policy
 
@@ -102,7 +103,8 @@ def pipelined_loss(
         microbatches: a batch whose arrays have a leading dim of microbatches.
         config: the model's shape.
         policy: how this machine computes fastest; every stage is recomputed in the backward pass whatever it says.
-        mesh: its ``stage`` axis is the pipeline's; what lies along the others is left to the compiler.
+        mesh: its ``stage`` axis is the pipeline's, and the batch is spread as ever; what lies along ``model`` is left
+            to the compiler.
         z_loss: weight of the squared log-normaliser.
     """
     layers, rest = model.layers, _without_layers(model)
@@ -111,8 +113,8 @@ def pipelined_loss(
     run = jax.shard_map(
         body,
         mesh=mesh,
-        axis_names={STAGE},
-        in_specs=(by_layer, everywhere, everywhere),
+        axis_names={STAGE, *RULES["batch"]},
+        in_specs=(by_layer, everywhere, PartitionSpec(None, RULES["batch"])),
         out_specs=(everywhere, by_layer, everywhere),
         check_vma=False,
     )
@@ -210,8 +212,8 @@ def _run_stage(
     )
     ticks = jnp.arange(num_ticks(num_microbatches, num_stages=num_stages))
     end, _ = jax.lax.scan(tick, start, ticks)
-    sums, rest_gradients = jax.lax.psum((end.sums, end.rest_gradients), STAGE)
-    return sums, end.layer_gradients, rest_gradients
+    sums, rest_gradients = jax.lax.psum((end.sums, end.rest_gradients), (STAGE, *RULES["batch"]))
+    return sums, jax.lax.psum(end.layer_gradients, RULES["batch"]), rest_gradients
 
 
 def _one(microbatches: Batch, index: Int[Array, ""]) -> Batch:

@@ -53,7 +53,8 @@ class Policy:
         activations: the type of what layers hand on; parameters, gradients, norms and losses are float32 always.
         attention: the body of causal attention.
         remat: what the backward pass recomputes of a layer: nothing (``keep``); all, from its input (``full``); all
-            but matrix products (``dots``); all but the arrays that blocks name as dear (``named``).
+            but matrix products with weights and attention (``dots``); all but attention and what goes into it, hence
+            feed-forward layers, whose arrays are the widest (``named``).
         scan: whether layers are a compiled loop rather than unrolled.
     """
 

@@ -11,12 +11,13 @@ import logging
 import statistics
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marin_train.batches import place
+from marin_train.batches import place, take_rows
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture
 from marin_train.data.packing import Sequences
@@ -110,15 +111,15 @@ class SpikeBlame:
         import jax
 
         from marin_train.losses import token_losses
-        from marin_train.mesh import sharding
+        from marin_train.mesh import in_context, sharding
 
         if self._program is None:
-            self._program = jax.jit(
-                lambda m, b: token_losses(m, b, config=self._config.model, policy=self._policy),
-                out_shardings=sharding(self._mesh, ()),
-            )
 
-        def read(rows: slice) -> Sequences:
-            return Sequences(*(array if array is None else array[rows] for array in batch))
+            def losses(model: Any, batch: Any) -> Any:
+                with in_context(self._mesh):
+                    return token_losses(model, batch, config=self._config.model, policy=self._policy)
 
-        return np.asarray(self._program(model, place(self._mesh, len(batch.tokens), read)), np.float64)
+            self._program = jax.jit(losses, out_shardings=sharding(self._mesh, ()))
+
+        placed = place(self._mesh, len(batch.tokens), partial(take_rows, batch))
+        return np.asarray(self._program(model, placed), np.float64)

@@ -19,7 +19,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Int
 
 from marin_train import models
@@ -27,7 +27,7 @@ from marin_train.accumulation import LossGradients, loss_gradients
 from marin_train.configs import TrainConfig
 from marin_train.guard import GuardState, choose, init_guard, judge
 from marin_train.losses import Batch, LossSums, summed_loss
-from marin_train.mesh import check_batch_size, sharding
+from marin_train.mesh import check_run, in_context, sharding
 from marin_train.optim import make_optimizer, make_schedule
 from marin_train.parameters import init_model, map_parameters
 from marin_train.pipeline import STAGE, check_stages, pipelined_gradients
@@ -60,7 +60,7 @@ def init_state(config: TrainConfig, *, mesh: Mesh) -> TrainState:
     return jax.jit(partial(_draw_state, config), out_shardings=_shardings(state_template(config, mesh=mesh)))()
 
 
-def state_template(config: TrainConfig, *, mesh: Mesh) -> TrainState:
+def state_template(config: TrainConfig, *, mesh: Mesh | AbstractMesh) -> TrainState:
     """The state's shapes, types and places; nothing is allocated.
 
     What an optimizer keeps in a parameter's shape lies beside it; its counters, and what it keeps of rows, columns or
@@ -72,7 +72,7 @@ def state_template(config: TrainConfig, *, mesh: Mesh) -> TrainState:
     def is_masked(leaf: Any) -> bool:
         return isinstance(leaf, optax.MaskedNode)
 
-    by_parameter = map_parameters(lambda parameter: sharding(mesh, parameter.dims), table, state.model)
+    by_parameter = map_parameters(lambda p: sharding(mesh, p.dims, shape=p.shape), table, state.model)
     everywhere: Any = sharding(mesh, ())
     opt_state = optax.tree.map_params(
         make_optimizer(config, table).init,
@@ -114,14 +114,17 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
     Raises:
         ConfigError: the mesh cannot share out a part of a batch equally.
     """
-    for size in (config.batch_size, *(stage.batch_size for stage in config.batch_stages)):
-        check_batch_size(mesh, size, num_parts=config.accumulation)
+    check_run(config, mesh.shape)
     optimizer = make_optimizer(config, models.family(config.model).parameter_table(config.model))
     schedule = make_schedule(config)
 
     gradients_of = _gradients_of(config, policy, mesh)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
+        with in_context(mesh):
+            return advance(state, batch)
+
+    def advance(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
         gradients, loss, num_tokens = gradients_of(state.model, batch)
         grad_norm = optax.tree.norm(gradients)
         opt_state = state.opt_state if state.guard is None else _on_schedule(state.opt_state, state.step)
@@ -145,7 +148,7 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
             metrics["watch"] = _norms(parameter=state.model, gradient=gradients, update=updates)
         return TrainState(model=model, opt_state=opt_state, step=state.step + 1, ema=ema, guard=verdict.guard), metrics
 
-    state, batch = _shardings(state_template(config, mesh=mesh)), sharding(mesh, ("batch", "seq"))
+    state, batch = _shardings(state_template(config, mesh=mesh)), sharding(mesh, ("batch", None))
     everywhere = sharding(mesh, ())
     return jax.jit(train_step, donate_argnums=0, in_shardings=(state, batch), out_shardings=(state, everywhere))
 

@@ -10,6 +10,7 @@ import pytest
 
 from marin_train import models
 from marin_train.blocks import blocked_attention, no_past
+from marin_train.blocks.layers import PROJECTED
 from marin_train.configs import ModelConfig, RopeScaling
 from marin_train.errors import ConfigError
 from marin_train.models import decoder
@@ -189,7 +190,7 @@ def test_hidden_states_keep_the_type_of_activations(config, draw_model):
 @every_family
 def test_the_arrays_that_a_backward_pass_may_keep_are_named(config, draw_model):
     program = str(jax.make_jaxpr(partial(decoder.forward, config=config, policy=Policy()))(draw_model(config), TOKENS))
-    for name in ("attention_mixed", "mlp_hidden"):
+    for name in (*PROJECTED, "attention_mixed"):
         assert program.count(f"name={name}") == config.num_layers
 
 

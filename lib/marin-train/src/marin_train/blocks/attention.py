@@ -24,9 +24,11 @@ from marin_train.blocks.contraction import contract
 from marin_train.blocks.kernel_attention import attend_by_dot_product, attend_by_splash
 from marin_train.blocks.layers import Kind
 from marin_train.blocks.norms import rms_norm
+from marin_train.blocks.ring_attention import attend_in_ring
 from marin_train.blocks.rope import Rotation, rotate
 from marin_train.blocks.scoring import MASKED, Scoring
 from marin_train.configs import ModelConfig
+from marin_train.mesh import over_mesh
 from marin_train.parameters import Parameter, gain, matrix
 from marin_train.policy import Policy
 
@@ -93,14 +95,15 @@ class Attention(eqx.Module):
         if kind.rotation is not None:
             rotation = context.rotations[kind.rotation]
             query, key = rotate(query, rotation), rotate(key, rotation)
+        query, key = checkpoint_name(query, "attention_query"), checkpoint_name(key, "attention_key")
+        value = checkpoint_name(value, "attention_value")
         scale = config.head_dim**-0.5 if config.query_scale is None else config.query_scale
         scoring = Scoring(scale=scale, window=kind.window, softcap=config.attention_softcap)
         if past is None:
             mixed = attend(query, key, value=value, segment_ids=context.segment_ids, scoring=scoring, policy=policy)
         else:
             mixed, past = _attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
-        mixed = checkpoint_name(mixed.reshape(*x.shape[:2], -1), "attention_mixed")
-        return contract("bsn,nd->bsd", mixed, self.output, policy=policy), past
+        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, policy=policy), past
 
     def _heads(
         self,
@@ -145,14 +148,21 @@ def attend(
     scoring: Scoring,
     policy: Policy,
 ) -> Heads:
-    """Each query's mean of the values that it sees, weighted by the softmax of its scores."""
-    body = {
-        "reference": attend_by_formula,
-        "blocked": attend_in_blocks,
-        "dot_product": attend_by_dot_product,
-        "splash": attend_by_splash,
-    }[policy.attention]
-    return body(query, key, value=value, segment_ids=segment_ids, scoring=scoring, policy=policy)
+    """Each query's mean of the values that it sees, weighted by the softmax of its scores.
+
+    On a mesh, each device attends for its own heads and sequences; where those lie in shares, in a ring.
+    """
+    heads = ("batch", "seq", "heads", None)
+    segments = None if segment_ids is None else ("batch", "seq")
+
+    def share(query: Heads, key: KeyHeads, value: KeyHeads, segment_ids: Array | None) -> Heads:
+        body = (
+            partial(attend_in_ring, num_shares=sizes["context"]) if sizes["context"] > 1 else BODIES[policy.attention]
+        )
+        return body(query, key, value=value, segment_ids=segment_ids, scoring=scoring, policy=policy)
+
+    attend_in_shares, sizes = over_mesh(share, inputs=(heads, heads, heads, segments), outputs=heads)
+    return attend_in_shares(query, key, value, segment_ids)
 
 
 def attend_by_formula(
@@ -170,6 +180,15 @@ def attend_by_formula(
     if segment_ids is not None:
         visible &= segment_ids[:, :, None] == segment_ids[:, None, :]
     return _mixed(query, key, value=value, visible=visible, scoring=scoring, policy=policy)
+
+
+BODIES = {
+    "reference": attend_by_formula,
+    "blocked": attend_in_blocks,
+    "dot_product": attend_by_dot_product,
+    "splash": attend_by_splash,
+}
+"""What attends, by its name in a policy."""
 
 
 def _attend_to_past(
@@ -197,5 +216,5 @@ def _mixed(
     grouped = (query * scoring.scale).reshape(batch, seq_len, key.shape[2], -1, head_dim)
     scores = contract("bqhgd,bkhd->bhgqk", grouped, key, policy=policy, result="float32")
     weights = jax.nn.softmax(jnp.where(visible[:, None, None], scoring.capped(scores), MASKED), axis=-1)
-    mixed = contract("bhgqk,bkhd->bqhgd", weights, value, policy=policy)
+    mixed = checkpoint_name(contract("bhgqk,bkhd->bqhgd", weights, value, policy=policy), "attention_mixed")
     return mixed.reshape(batch, seq_len, num_heads, head_dim)

@@ -49,7 +49,7 @@ def attend_in_blocks(
     num_kv_heads = key.shape[2]
     grouped = (query * scoring.scale).reshape(batch, seq_len, num_kv_heads, -1, head_dim)
     heads = _Heads(grouped.transpose(2, 0, 3, 1, 4), key.transpose(2, 0, 1, 3), value.transpose(2, 0, 1, 3))
-    mixed = _attend((scoring, policy), heads, segment_ids).astype(policy.activations)
+    mixed = _attend((scoring, policy), heads, segment_ids)
     return mixed.transpose(1, 3, 0, 2, 4).reshape(batch, seq_len, num_heads, head_dim)
 
 
@@ -68,7 +68,7 @@ def _attend_forward(how: _How, heads: _Heads, segment_ids: Array | None) -> tupl
 def _attend_backward(how: _How, residuals: tuple, cotangent: Array) -> tuple[_Heads, None]:
     heads, segment_ids, mixed, lse = residuals
     backward = partial(_head_backward, how=how, segment_ids=segment_ids)
-    shift = jnp.sum(mixed * cotangent, axis=-1)
+    shift = jnp.sum(mixed * cotangent, axis=-1, dtype=jnp.float32)
     gradients = jax.lax.map(lambda xs: backward(*xs), (heads, lse, shift, cotangent))
     return jax.tree.map(lambda gradient, head: gradient.astype(head.dtype), gradients, heads), None
 
@@ -90,7 +90,7 @@ def _head_forward(head: _Heads, *, how: _How, segment_ids: Array | None) -> tupl
         block = contract("bqk,bkd->bqd", weights, head.value[:, first:end], policy=policy, result="float32") / total
         mixed.append(block.reshape(*shape[:2], end - start, shape[3]))
         lse.append((peak + jnp.log(total)).reshape(*shape[:2], end - start))
-    return jnp.concatenate(mixed, axis=2), jnp.concatenate(lse, axis=2)
+    return jnp.concatenate(mixed, axis=2).astype(policy.activations), jnp.concatenate(lse, axis=2)
 
 
 def _head_backward(

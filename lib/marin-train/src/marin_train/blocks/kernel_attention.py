@@ -11,9 +11,11 @@ See: Dao 2023, "FlashAttention-2" (arXiv 2307.08691).
 """
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from marin_train.blocks.scoring import Scoring
@@ -53,7 +55,7 @@ def attend_by_dot_product(
         local_window_size=None if scoring.window is None else (scoring.window - 1, 0),
         implementation="cudnn" if cudnn else "xla",
     )
-    return mixed.astype(policy.activations)
+    return checkpoint_name(mixed.astype(policy.activations), "attention_mixed")
 
 
 def attend_by_splash(
@@ -77,7 +79,7 @@ def attend_by_splash(
     mask = splash.CausalMask(shape)
     if scoring.window is not None:
         mask = splash.LocalMask(shape, (scoring.window - 1, 0), offset=0)
-    kernel = splash.make_splash_mha(
+    kernel: Any = splash.make_splash_mha(
         splash.MultiHeadMask([mask] * num_heads),
         head_shards=1,
         q_seq_shards=1,

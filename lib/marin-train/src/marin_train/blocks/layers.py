@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from marin_train.mesh import constrain
 from marin_train.policy import Policy
 
 Hidden = Float[Array, "batch seq embed"]
@@ -59,7 +60,7 @@ def apply_layers(
     def straight(x: Hidden, leaves: Any, kinds: Sequence[Kind]) -> tuple[Hidden, Any]:
         emitted = []
         for i, kind in enumerate(kinds):
-            x, out = steps[kind](*_at(leaves[:1], i), x, *_at(leaves[1:], i))
+            x, out = steps[kind](*_at(leaves[:1], i), constrain(x, "batch", "residual", None), *_at(leaves[1:], i))
             emitted.append(out)
         return x, jax.tree.map(lambda *outs: jnp.stack(outs), *emitted)
 
@@ -85,13 +86,24 @@ def _rematerialised(step: Callable[..., Any], policy: Policy) -> Callable[..., A
     if policy.remat == "keep":
         return step
     policies = jax.checkpoint_policies
+    results = policies.save_from_both_policies(policies.save_only_these_names(*ATTENDED), _is_kernel)
     saved = {
         "full": policies.nothing_saveable,
-        "dots": policies.dots_with_no_batch_dims_saveable,
-        "named": policies.save_only_these_names(*NAMED),
+        "dots": policies.save_from_both_policies(policies.dots_with_no_batch_dims_saveable, results),
+        "named": policies.save_from_both_policies(policies.save_only_these_names(*PROJECTED), results),
     }
     return jax.checkpoint(step, policy=saved[policy.remat])
 
 
-NAMED = ("attention_mixed", "attention_lse", "mlp_hidden")
-"""What ``remat="named"`` keeps; blocks give these names with `jax.ad_checkpoint.checkpoint_name`."""
+PROJECTED = ("attention_query", "attention_key", "attention_value")
+"""What goes into attention; blocks name these arrays with `jax.ad_checkpoint.checkpoint_name`."""
+
+ATTENDED = ("attention_mixed", "attention_lse")
+"""What comes out. With both its derivative has all that it reads, and attention is not computed twice."""
+
+KERNEL = "dot_product_attention_fwd_wrapper"
+"""jax's name of cuDNN's attention: its derivative reads what no `checkpoint_name` reaches from outside."""
+
+
+def _is_kernel(primitive: Any, *_: Any, **__: Any) -> bool:
+    return primitive.name == KERNEL

@@ -6,11 +6,11 @@ approximation by tanh, as published Gemma checkpoints were trained with; it diff
 See: Shazeer 2020, "GLU Variants Improve Transformer" (arXiv 2002.05202); Hendrycks and Gimpel 2016 (arXiv 1606.08415).
 """
 
+from functools import partial
 from typing import Literal
 
 import equinox as eqx
 import jax
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from marin_train.blocks.contraction import contract
@@ -30,9 +30,14 @@ class GatedMLP(eqx.Module):
     ) -> Float[Array, "batch seq embed"]:
         gate = contract("bsd,df->bsf", x, self.gate, policy=policy)
         up = contract("bsd,df->bsf", x, self.up, policy=policy)
-        gate = jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        hidden = checkpoint_name(gate * up, "mlp_hidden")
-        return contract("bsf,fd->bsd", hidden, self.down, policy=policy)
+        return contract("bsf,fd->bsd", _gated(activation, gate, up), self.down, policy=policy)
+
+
+@partial(jax.checkpoint, static_argnums=0)
+def _gated(activation: Literal["silu", "gelu_tanh"], gate: Array, up: Array) -> Array:
+    """Recomputed by the backward pass under every policy: what is between would be kept, as wide as gate and up are,
+    to spare what takes no longer than reading it back."""
+    return (jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=True)) * up
 
 
 def gated_mlp_parameters(path: str, hidden_dim: int, *, mlp_dim: int, hf_key: str) -> tuple[Parameter, ...]:

@@ -162,7 +162,7 @@ class Mixture:
             {"start": stage["start"], "weights": {name: float(w) for name, w in stage["weights"].items() if w}}
             for stage in values["stages"]
         ]
-        sizes = {"batch_size": self.sizes.first}
+        sizes: dict[str, Any] = {"batch_size": self.sizes.first}
         if self.sizes.stages:
             sizes["batch_stages"] = [asdict(stage) for stage in self.sizes.stages]
         return values | {"components": components, "stages": staged} | sizes

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from marin_train.blocks import Context, Past, apply_layers, contract
 from marin_train.configs import ModelConfig
+from marin_train.mesh import constrain
 from marin_train.models import family
 from marin_train.policy import Policy
 
@@ -38,7 +39,7 @@ def forward(
     layer = partial(parts.layer, context=context, config=config, policy=policy)
     x = parts.embed(model, tokens, config=config, policy=policy)
     x, _ = apply_layers(layer, model.layers, x, kinds=parts.kinds(config), policy=policy)
-    return parts.finish(model, x, config=config)
+    return constrain(parts.finish(model, x, config=config), "batch", "seq", None)
 
 
 def decode(
@@ -70,12 +71,20 @@ def decode(
 
 
 def logits(
-    hidden: Float[Array, "batch seq embed"], head: Float[Array, "embed vocab"], *, config: ModelConfig, policy: Policy
+    hidden: Float[Array, "batch seq embed"],
+    head: Float[Array, "embed vocab"],
+    *,
+    config: ModelConfig,
+    policy: Policy,
+    first: Int[Array, ""] | int = 0,
 ) -> Float[Array, "batch seq vocab"]:
-    """Scores of every token of the padded vocabulary, float32; those that pad it are -inf."""
+    """Scores of every token of the padded vocabulary, float32; those that pad it are -inf.
+
+    Where `head` is a share of the vocabulary, `first` is the token of its first column.
+    """
     scores = contract("bsd,dv->bsv", hidden, head, policy=policy, result="float32")
     if config.logit_softcap is not None:
         scores = config.logit_softcap * jnp.tanh(scores / config.logit_softcap)
     if config.padded_vocab_size != config.vocab_size:
-        scores = jnp.where(jnp.arange(config.padded_vocab_size) < config.vocab_size, scores, -jnp.inf)
+        scores = jnp.where(first + jnp.arange(head.shape[1]) < config.vocab_size, scores, -jnp.inf)
     return scores

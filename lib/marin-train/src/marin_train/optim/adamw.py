@@ -89,7 +89,7 @@ def _decay_by(schedule: optax.Schedule) -> optax.GradientTransformation:
     def init(params: Any) -> optax.ScaleByScheduleState:
         return optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32))
 
-    def update(updates: Any, state: optax.ScaleByScheduleState, params: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         rate = schedule(state.count)
         updates = jax.tree.map(lambda u, w: u + rate * w, updates, params)
         return updates, optax.ScaleByScheduleState(count=optax.safe_increment(state.count))

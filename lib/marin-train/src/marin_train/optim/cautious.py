@@ -22,9 +22,9 @@ def cautious(direction: optax.GradientTransformation, *, enabled: bool = True) -
     if not enabled:
         return direction
 
-    def update(gradients: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = direction.update(gradients, state, params)
-        return jax.tree.map(_agreeing, updates, gradients), state
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        directions, state = direction.update(updates, state, params)
+        return jax.tree.map(_agreeing, directions, updates), state
 
     return optax.GradientTransformation(direction.init, update)
 

@@ -25,11 +25,12 @@ from marin_train.parameters import Constant, ParameterTable, build
 
 Group = Literal["muon", "soap", "adamh", "muonh", "decayed_adam", "adam"]
 
-_HIDDEN, _OTHERS = ("matrix", "expert"), ("embed", "router", "gain", "conv", "bias")
+_OTHERS = ("embed", "router", "gain", "conv", "bias")
 
 
 def _by_role(hidden: Group, head: Group) -> dict[str, Group]:
-    return dict.fromkeys(_HIDDEN, hidden) | {"head": head} | dict.fromkeys(_OTHERS, "adam")
+    others: dict[str, Group] = dict.fromkeys(_OTHERS, "adam")
+    return {"matrix": hidden, "expert": hidden, "head": head} | others
 
 
 RULES: dict[str, dict[str, Group]] = {

@@ -48,7 +48,7 @@ def hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
                 raise ConfigError(_zero(jax.tree_util.keystr(path, simple=True, separator=".")))
         return HyperballState(optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32)), radius)
 
-    def update(directions: Any, state: HyperballState, params: Any = None) -> tuple[Any, HyperballState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, HyperballState]:
         angle = schedule(state.schedule.count)
 
         def step(
@@ -59,9 +59,9 @@ def hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
             moved = matrix - angle * radius * direction / jnp.maximum(matrix_norm(direction), _LEAST_NORM)
             return radius * moved / matrix_norm(moved) - matrix
 
-        updates = jax.tree.map(step, directions, params, state.radius)
+        moves = jax.tree.map(step, updates, params, state.radius)
         count = optax.safe_increment(state.schedule.count)
-        return updates, HyperballState(optax.ScaleByScheduleState(count=count), state.radius)
+        return moves, HyperballState(optax.ScaleByScheduleState(count=count), state.radius)
 
     return optax.GradientTransformation(init, update)
 

@@ -128,7 +128,7 @@ def _joined(rates: Sequence[optax.Schedule], starts: Sequence[int]) -> optax.Sch
 
     def rate(step: ArrayLike) -> Array:
         done = jnp.asarray(step, jnp.int32)
-        value = rates[0](done)
+        value = jnp.asarray(rates[0](done))
         for start, later in zip(starts[1:], rates[1:], strict=True):
             value = jnp.where(done >= start, later(done - start), value)
         return value

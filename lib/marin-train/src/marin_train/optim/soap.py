@@ -52,12 +52,12 @@ def scale_by_soap(*, beta1: float, beta2: float, eps: float, refresh_steps: int)
         count = jnp.zeros((), jnp.int32)
         return SoapState(count, zeros, zeros, squares(-2), squares(-1), squares(-2), squares(-1))
 
-    def update(gradients: Any, state: SoapState, params: Any = None) -> tuple[Any, SoapState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
         begun = jnp.minimum(state.count, 1).astype(jnp.float32)
         num_moments = jnp.maximum(state.count, 1)
-        leaves, treedef = jax.tree.flatten(gradients)
+        leaves, treedef = jax.tree.flatten(updates)
         old = [treedef.flatten_up_to(getattr(state, name)) for name in _STATE]
-        updates, new = [], []
+        steps, new = [], []
         for gradient, mean, square, *products in zip(leaves, *old, strict=True):
             mean = beta1 * mean + (1 - beta1) * begun * gradient
             left, right, left_axes, right_axes = _turned(
@@ -67,10 +67,10 @@ def scale_by_soap(*, beta1: float, beta2: float, eps: float, refresh_steps: int)
             square = beta2 * square + (1 - beta2) * begun * jnp.square(rotated)
             corrected = (_t(left_axes) @ mean @ right_axes) / (1 - beta1**num_moments)
             step = corrected / (jnp.sqrt(square / (1 - beta2**num_moments)) + eps)
-            updates.append(left_axes @ step @ _t(right_axes))
+            steps.append(left_axes @ step @ _t(right_axes))
             new.append((mean, square, left, right, left_axes, right_axes))
         columns = [treedef.unflatten(column) for column in zip(*new, strict=True)]
-        return treedef.unflatten(updates), SoapState(optax.safe_increment(state.count), *columns)
+        return treedef.unflatten(steps), SoapState(jnp.asarray(optax.safe_increment(state.count)), *columns)
 
     return optax.GradientTransformation(init, update)
 
