@@ -71,7 +71,6 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
         TokenStoreError: the store is damaged or empty, has another tokenizer, or no id to begin documents with.
     """
     import jax
-    import jax.numpy as jnp
 
     from marin_train.losses import Batch, token_losses
 
@@ -84,8 +83,7 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
     score = jax.jit(lambda model, batch: token_losses(model, batch, config=trained.config.model, policy=trained.policy))
     total, supervised, num_supervised, start = 0.0, 0.0, 0, 0
     for windows in _windows(data, trained.config.data, batch_size=batch_size):
-        batch = Batch(*(None if array is None else jnp.asarray(array) for array in windows))
-        losses = np.asarray(score(trained.model, batch), np.float64)[windows.loss_mask]
+        losses = np.asarray(score(trained.model, Batch(**windows._asdict())), np.float64)[windows.loss_mask]
         total += float(losses.sum())
         if data.has_mask:
             counts = data.read_mask(start, start + len(losses))
