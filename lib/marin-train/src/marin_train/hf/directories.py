@@ -118,18 +118,12 @@ def save_hf(
             f"the model is not one of this configuration: {', '.join(wrong) or 'it has more leaves'}"
         )
     files = _with_tokenizer(tokenizer or {}, special_ids, max_seq_len=config.max_seq_len)
+    files["config.json"] = _json(values)
 
     def fill(directory: Path) -> None:
-        write(
-            directory,
-            leaves,
-            table=table,
-            dtype=jnp.dtype(dtype),
-            shard_bytes=shard_bytes,
-        )
+        write(directory, leaves, table=table, dtype=jnp.dtype(dtype), shard_bytes=shard_bytes)
         for name, content in files.items():
             (directory / name).write_bytes(content)
-        (directory / "config.json").write_bytes(_json(values))
 
     return _write_whole(path, fill, overwrite=overwrite)
 
