@@ -28,7 +28,7 @@ from marin_train.blocks.ring_attention import attend_in_ring
 from marin_train.blocks.rope import Rotation, rotate
 from marin_train.blocks.scoring import MASKED, Scoring
 from marin_train.configs import ModelConfig
-from marin_train.mesh import over_mesh
+from marin_train.mesh import constrain, over_mesh
 from marin_train.parameters import Parameter, gain, matrix
 from marin_train.policy import Policy
 
@@ -89,6 +89,7 @@ class Attention(eqx.Module):
 
         `gain_offset` is added to the gains of the norms.
         """
+        x = constrain(x, "batch", "seq", None)
         query = self._heads(x, self.query, norm=self.query_norm, config=config, policy=policy, gain_offset=gain_offset)
         key = self._heads(x, self.key, norm=self.key_norm, config=config, policy=policy, gain_offset=gain_offset)
         value = self._heads(x, self.value, norm=None, config=config, policy=policy)
@@ -103,7 +104,9 @@ class Attention(eqx.Module):
             mixed = attend(query, key, value=value, segment_ids=context.segment_ids, scoring=scoring, policy=policy)
         else:
             mixed, past = _attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
-        return contract("bsn,nd->bsd", mixed.reshape(*x.shape[:2], -1), self.output, policy=policy), past
+        mixed = constrain(mixed.reshape(*x.shape[:2], -1), "batch", "seq", "heads")
+        output = contract("bsn,nd->bsd", mixed, self.output, policy=policy)
+        return constrain(output, "batch", "residual", None), past
 
     def _heads(
         self,
@@ -117,6 +120,7 @@ class Attention(eqx.Module):
     ) -> Heads:
         projected = contract("bsd,dn->bsn", x, weight, policy=policy)
         heads = projected.reshape(*x.shape[:2], -1, config.head_dim)
+        heads = constrain(heads, "batch", "seq", "heads", None)
         return heads if norm is None else rms_norm(heads, norm + gain_offset, eps=config.norm_eps)
 
 

@@ -14,6 +14,7 @@ import jax
 from jaxtyping import Array, Float
 
 from marin_train.blocks.contraction import contract
+from marin_train.mesh import constrain
 from marin_train.parameters import Parameter, matrix
 from marin_train.policy import Policy
 
@@ -28,9 +29,11 @@ class GatedMLP(eqx.Module):
     def __call__(
         self, x: Float[Array, "batch seq embed"], *, activation: Literal["silu", "gelu_tanh"], policy: Policy
     ) -> Float[Array, "batch seq embed"]:
-        gate = contract("bsd,df->bsf", x, self.gate, policy=policy)
-        up = contract("bsd,df->bsf", x, self.up, policy=policy)
-        return contract("bsf,fd->bsd", _gated(activation, gate, up), self.down, policy=policy)
+        x = constrain(x, "batch", "seq", None)
+        gate = constrain(contract("bsd,df->bsf", x, self.gate, policy=policy), "batch", "seq", "mlp")
+        up = constrain(contract("bsd,df->bsf", x, self.up, policy=policy), "batch", "seq", "mlp")
+        down = contract("bsf,fd->bsd", _gated(activation, gate, up), self.down, policy=policy)
+        return constrain(down, "batch", "residual", None)
 
 
 @partial(jax.checkpoint, static_argnums=0)
