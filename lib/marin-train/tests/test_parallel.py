@@ -24,13 +24,8 @@ from marin_train.policy import Policy
 from marin_train.train_step import init_state, make_train_step
 
 MODEL = ModelConfig(
-<<<<<<< HEAD
-    family="gemma3", vocab_size=30, vocab_multiple=8, hidden_dim=16, num_layers=2, num_heads=8, num_kv_heads=4,
+    family="gemma3", vocab_size=38, vocab_multiple=8, hidden_dim=16, num_layers=2, num_heads=8, num_kv_heads=4,
     head_dim=4, mlp_dim=32, max_seq_len=16, sliding_window=6, global_every=2, logit_softcap=20.0, attention_softcap=9.0,
-=======
-    family="gemma3", vocab_size=38, vocab_multiple=8, hidden_dim=16, num_layers=3, num_heads=8, num_kv_heads=4,
-    head_dim=4, mlp_dim=32, max_seq_len=16, sliding_window=6, global_every=3, logit_softcap=20.0, attention_softcap=9.0,
->>>>>>> mesh2
 )
 MESHES = {
     "one": {"data": 1}, "8 data": {"data": 8}, "2 data, 4 model": {"data": 2, "model": 4},
@@ -101,17 +96,10 @@ def test_a_device_holds_what_the_rules_say_and_no_more(runs: dict[str, dict[str,
 
 
 def test_matrices_are_spread_over_data_and_model_and_whole_in_every_replica(runs: dict[str, dict[str, Any]]) -> None:
-<<<<<<< HEAD
     query = "layers.attention.query"  # 2 layers of 16 x 32
     assert runs["8 data"]["held"][query] == [2, 2, 32]
     assert runs["2 data, 4 model"]["held"][query] == [2, 8, 8]
     assert runs["2 replica, 2 expert, 2 context"]["held"][query] == [2, 16, 32]
-    assert runs["2 data, 4 model"]["held"]["embed"] == [8, 8]
-=======
-    query = "layers.attention.query"  # 3 layers of 16 x 32
-    assert runs["8 data"]["held"][query] == [3, 2, 32]
-    assert runs["2 data, 4 model"]["held"][query] == [3, 8, 8]
-    assert runs["2 replica, 4 data"]["held"][query] == [3, 4, 32]
     assert runs["2 data, 4 model"]["held"]["embed"] == [10, 8]
 
 
@@ -121,8 +109,7 @@ def test_tensor_parallel_layers_gather_no_share_of_another_device(runs: dict[str
     whole = {tuple(size for size in shape if size != 1) for shape in gathered}
     assert (16, 8) in whole
     # Query, gate and up; their transposes; a sequence's share of the logits, or of what is as wide as the layers.
-    assert not whole & {(16, 32), (32, 16), (3, 16, 32), (3, 32, 16), (4, 16, 32), (4, 16, 40), (4, 16, 8, 4)}
->>>>>>> mesh2
+    assert not whole & {(16, 32), (32, 16), (2, 16, 32), (2, 32, 16), (4, 16, 32), (4, 16, 40), (4, 16, 8, 4)}
 
 
 RUN = TrainConfig(
