@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractMesh
 
 from marin_train.accumulation import in_parts, loss_gradients
 from marin_train.configs import Component, DataConfig, MeshConfig, ModelConfig, TrainConfig
@@ -77,7 +76,7 @@ def test_every_row_is_in_one_part_with_its_mask():
 
 def test_parts_that_the_mesh_cannot_share_out_are_refused():
     make_train_step(dataclasses.replace(RUN, accumulation=16), policy=PLAIN, mesh=make_mesh(RUN.mesh))
-    two_shares = AbstractMesh((1, 1, 2, 1, 1, 1), AXES)
+    two_shares = dict.fromkeys(AXES, 1) | {"data": 2}
     with pytest.raises(ConfigError, match=r"batch_size=16 must be a multiple of the mesh's 2 .*accumulation=16"):
         check_batch_size(two_shares, 16, num_parts=16)
 
