@@ -14,14 +14,14 @@ from marin_train.errors import CheckpointError, ConfigError
 from marin_train.loop import train
 from marin_train.losses import Batch, token_losses
 
-GARBAGE = 37
+GARBAGE = 369
 """The number of a document that is like no other."""
 
 
 def documents() -> list[list[int]]:
     """Each counts up by one from where it begins, then ends; but one, which is drawn."""
     rng = np.random.default_rng(0)
-    found = [[int(t) for t in 1 + (start + np.arange(11)) % 63] + [0] for start in rng.integers(0, 63, 60)]
+    found = [[int(t) for t in 1 + (start + np.arange(11)) % 63] + [0] for start in rng.integers(0, 63, 600)]
     found[GARBAGE] = [*map(int, rng.integers(1, 64, 11)), 0]
     return found
 
@@ -30,10 +30,10 @@ def documents() -> list[list[int]]:
 def run(
     tiny_config: Callable[..., TrainConfig], write_store: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A run over two parts of 40 and 20 documents, gone through 21 times, a checkpoint after step 300."""
+    """A run over two parts of 400 and 200 documents, each seen too seldom to be learned by heart."""
     where, texts = tmp_path_factory.mktemp("blame"), documents()
-    sources = [[("a.jsonl", 30), ("b.jsonl", 10)], [("c.jsonl", 20)]]
-    store = write_store(where / "store", [texts[:40], texts[40:]], sources=sources)
+    sources = [[("a.jsonl", 300), ("b.jsonl", 100)], [("c.jsonl", 200)]]
+    store = write_store(where / "store", [texts[:400], texts[400:]], sources=sources)
     data = DataConfig(components=(Component(name="all", path=str(store)),), seq_len=24, seed=1)
     config = tiny_config(
         data=data, steps=315, batch_size=2, checkpoint_steps=300, optimizer=OptimizerConfig(learning_rate=0.02)
