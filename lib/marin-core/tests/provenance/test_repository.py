@@ -197,6 +197,17 @@ def test_linked_worktrees_detached_heads_and_nested_repositories(repo: Path, tmp
     assert (again["a.py"][0], again["new.py"][0]) == (b"x = 9\n", b"n\n")
 
 
+def test_a_change_of_equal_size_in_the_moment_of_a_commit_is_seen(repo: Path) -> None:
+    git_in(repo, "config", "core.trustctime", "false")
+    file, index = repo / "a.py", repo / ".git/index"
+    before = file.read_bytes()
+    moment = file.stat().st_mtime_ns
+    write(repo, {"a.py": before.replace(before[:1], b"y", 1)})
+    for touched in (file, index):
+        os.utime(touched, ns=(moment, moment))
+    assert b"+y" in patch_of(repo)
+
+
 def test_a_repository_without_a_commit_and_a_directory_without_a_repository(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -186,7 +186,9 @@ def _diff(root: Path, untracked: Sequence[str], *, cap_bytes: int) -> bytes:
     with tempfile.TemporaryDirectory(prefix="marin-index-") as directory:
         index, names = Path(directory) / "index", Path(directory) / "names"
         with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(_git_directory(root) / "index", index)
+            # With its time: git compares the contents of files that are no older than the index, which were perhaps
+            # changed in the moment in which it was written.
+            shutil.copy2(_git_directory(root) / "index", index)
         names.write_bytes(b"\0".join(map(os.fsencode, untracked)))
         copy = {"GIT_INDEX_FILE": str(index)}
         # What is intended to be added stands in the index as an empty object, which git would write as well.
