@@ -198,10 +198,12 @@ def test_linked_worktrees_detached_heads_and_nested_repositories(repo: Path, tmp
 
 
 def test_a_change_of_equal_size_in_the_moment_of_a_commit_is_seen(repo: Path) -> None:
+    git_in(repo, "config", "core.checkStat", "minimal")  # by size and time alone
     git_in(repo, "config", "core.trustctime", "false")
     file, index = repo / "a.py", repo / ".git/index"
-    before = file.read_bytes()
-    moment = file.stat().st_mtime_ns
+    before, moment = file.read_bytes(), 1_700_000_000 * 10**9
+    os.utime(file, ns=(moment, moment))
+    git_in(repo, "update-index", "--refresh")
     write(repo, {"a.py": before.replace(before[:1], b"y", 1)})
     for touched in (file, index):
         os.utime(touched, ns=(moment, moment))
