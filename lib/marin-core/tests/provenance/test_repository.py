@@ -204,7 +204,7 @@ def test_a_change_of_equal_size_in_the_moment_of_a_commit_is_seen(repo: Path) ->
     before, moment = file.read_bytes(), 1_700_000_000 * 10**9
     os.utime(file, ns=(moment, moment))
     git_in(repo, "update-index", "--refresh")
-    write(repo, {"a.py": before.replace(before[:1], b"y", 1)})
+    write(repo, {"a.py": before.replace(before[:1], b"y", 1), "new.py": b"n\n"})
     for touched in (file, index):
         os.utime(touched, ns=(moment, moment))
     assert b"+y" in patch_of(repo)
