@@ -6,6 +6,7 @@ the run's policy, of which utilisation is a fraction, and the plain float32 rate
 """
 
 import time
+from functools import cache
 
 from marin_train.policy import Policy, Precision
 
@@ -14,6 +15,7 @@ _SIZE = 1024
 _SECONDS = 0.25
 
 
+@cache  # of the machine, and so the same for all runs that a process starts
 def peak_flops(operands: Precision) -> float:
     """The best rate of a square float32 product, over all devices: FLOP/s, two a multiply-add.
 
