@@ -200,6 +200,7 @@ class _Run:
         self._write_down(step, state)
         if self.evaluation is not None and self.evaluation.is_due(step):
             self.report.flush()
+            self.writer.check_claim()
             self.evaluation.evaluate(step, state)
             self.report.restart_clock()
         return state
