@@ -16,6 +16,7 @@ from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture
 from marin_train.distributed import is_first
 from marin_train.held_out import HeldOut, HeldOutScorer
+from marin_train.run_record import write_whole
 from marin_train.tracking import Tracker
 
 if TYPE_CHECKING:
@@ -117,9 +118,7 @@ def add_evaluation(path: Path, step: int, results: Sequence[HeldOut]) -> dict[st
         del values["component"]
     row = {"step": step, **averages(results), "components": components}
     rows = [*(earlier for earlier in read_evaluations(path) if earlier["step"] < step), row]
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    temporary.replace(path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
     return row
 
 
