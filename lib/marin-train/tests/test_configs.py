@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from marin_train import Component, ConfigError, DataConfig, OptimizerConfig, TrainConfig, presets
+from marin_train import Component, ConfigError, DataConfig, GuardConfig, OptimizerConfig, TrainConfig, presets
 
 GOOD = TrainConfig(
     model=presets.llama_nano(512),
@@ -20,6 +20,7 @@ GOOD = TrainConfig(
     [
         ("steps", 0),
         ("steps", -1),
+        ("steps", 2**31),
         ("batch_size", 0),
         ("seed", -1),
         ("seed", 10**20),
@@ -39,3 +40,9 @@ def test_a_run_that_cannot_be_is_refused_by_field_and_value(field, value):
 def test_a_learning_rate_is_positive_and_finite(value):
     with pytest.raises(ConfigError, match="learning_rate"):
         OptimizerConfig(learning_rate=value)
+
+
+def test_a_deviation_is_of_two_values_at_least():
+    assert GuardConfig(window=1).skip_sigma is None
+    with pytest.raises(ConfigError, match=r"GuardConfig\.window=1 must be at least 2"):
+        GuardConfig(window=1, skip_sigma=3.0)

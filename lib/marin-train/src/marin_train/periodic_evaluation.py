@@ -16,6 +16,7 @@ from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture
 from marin_train.distributed import is_first
 from marin_train.held_out import HeldOut, HeldOutScorer
+from marin_train.run_record import write_whole
 from marin_train.tracking import Tracker
 
 if TYPE_CHECKING:
@@ -84,8 +85,11 @@ class PeriodicEvaluation:
             tracker.log(for_trackers(row))
 
     def summary(self) -> dict[str, Any]:
-        """What the last evaluation makes of the run table's row."""
-        last = read_evaluations(self.path)[-1]
+        """What the evaluation after the last step makes of the run table's row; nothing where it was not asked for."""
+        rows = read_evaluations(self.path)
+        if not rows or rows[-1]["step"] != self.config.steps:
+            return {}  # a run that had come to its end before evaluations were asked for
+        last = rows[-1]
         name = f"held out, mean over the tokens of {len(last['components'])} component(s)"
         return {"loss": last["micro_loss"], "loss_name": name, "eval_digest": self.scorer.digest, "evaluation": last}
 
@@ -114,9 +118,7 @@ def add_evaluation(path: Path, step: int, results: Sequence[HeldOut]) -> dict[st
         del values["component"]
     row = {"step": step, **averages(results), "components": components}
     rows = [*(earlier for earlier in read_evaluations(path) if earlier["step"] < step), row]
-    temporary = path.with_name(f".{path.name}")
-    temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    temporary.replace(path)
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
     return row
 
 

@@ -158,8 +158,16 @@ def mean_loss(rows: Sequence[Mapping[str, Any]], *, last: int) -> float | None:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes a JSON file whole or not at all."""
+    write_whole(path, json.dumps(values, indent=1) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file whole or not at all, also where power is lost."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(values, indent=1) + "\n")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 
