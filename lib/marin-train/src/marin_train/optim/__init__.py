@@ -9,12 +9,12 @@ import optax
 
 from marin_train import models
 from marin_train.configs import TrainConfig
-from marin_train.optim.adamw import adamw
+from marin_train.optim.adamw import make_adamw
 from marin_train.optim.groups import make_update
 from marin_train.optim.schedules import make_schedule, wsd
 from marin_train.parameters import ParameterTable, build
 
-__all__ = ["adamw", "make_optimizer", "make_schedule", "state_bytes", "wsd"]
+__all__ = ["make_adamw", "make_optimizer", "make_schedule", "state_bytes", "wsd"]
 
 
 def make_optimizer(config: TrainConfig, table: ParameterTable) -> optax.GradientTransformation:

@@ -31,7 +31,7 @@ class HyperballState(NamedTuple):
     radius: Any
 
 
-def hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
+def scale_by_hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
     """Turns directions into updates that hold each matrix at its norm.
 
     Args:
@@ -45,7 +45,7 @@ def hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
         radius = jax.tree.map(matrix_norm, params)
         for path, norm in jax.tree_util.tree_leaves_with_path(radius):
             if not isinstance(norm, jax.core.Tracer) and not jnp.all(norm > 0):
-                raise ConfigError(_zero(jax.tree_util.keystr(path, simple=True, separator=".")))
+                raise starts_at_zero(jax.tree_util.keystr(path, simple=True, separator="."))
         return HyperballState(optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32)), radius)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, HyperballState]:
@@ -66,13 +66,9 @@ def hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def refuse_zero(path: str) -> None:
-    """Refuses a matrix that is declared to start at zero."""
-    raise ConfigError(_zero(path))
-
-
-def _zero(path: str) -> str:
-    return (
+def starts_at_zero(path: str) -> ConfigError:
+    """The error of a matrix that has no sphere to move on."""
+    return ConfigError(
         f"{path} starts at zero, and a hyperball optimizer holds a matrix at the norm that it starts with; draw it "
         f"from a Normal, or choose another OptimizerConfig.name"
     )
