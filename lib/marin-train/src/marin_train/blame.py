@@ -7,6 +7,7 @@ is told, since a document that was hard for those may have been less so a thousa
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from marin_train.data.packing import Sequences
 from marin_train.data.sources import Sources
 from marin_train.data.store import TokenStore
 from marin_train.errors import CheckpointError, ConfigError
+from marin_train.scorer import make_scorer
 
 _SHOWN_CHARACTERS = 200
 
@@ -100,15 +102,7 @@ def blame_step(run: str | Path, step: int) -> Blame:
         batch_stages=config.batch_stages,
         vocab_size=config.model.vocab_size,
     )
-
-    def score(batch: Sequences) -> np.ndarray:
-        import jax
-
-        from marin_train.losses import Batch, token_losses
-
-        scored = jax.jit(lambda m, b: token_losses(m, b, config=config.model, policy=trained.policy))
-        return np.asarray(scored(trained.model, Batch(**batch._asdict())), np.float64)
-
+    score = partial(make_scorer(config.model, policy=trained.policy), trained.model)
     return blame_batch(mixture, step, score, parameters_of=read_certificate(checkpoint).step)
 
 

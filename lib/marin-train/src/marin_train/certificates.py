@@ -18,6 +18,7 @@ from typing import Any
 
 from marin_train.config_files import from_dict
 from marin_train.configs import TrainConfig, to_dict
+from marin_train.durability import to_json
 from marin_train.errors import CheckpointError, ConfigError
 
 CERTIFICATE = "certificate.json"
@@ -98,7 +99,7 @@ class DamagedError(Exception):
 def write_certificate(path: Path, certificate: Certificate) -> None:
     """Writes a checkpoint's certificate, with its own sha256."""
     body = {"format": FORMAT, "certificate": asdict(certificate)}
-    (path / CERTIFICATE).write_text(json.dumps(body | {"sha256": _sha256_of(body)}, indent=1) + "\n")
+    (path / CERTIFICATE).write_text(to_json(body | {"sha256": _sha256_of(body)}))
 
 
 def read_certificate(path: Path) -> Certificate:

@@ -25,11 +25,13 @@ from marin_train.checkpoints import Cadence, CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.distributed import first_then_rest, is_first, lost_processes, wait_for_all
+from marin_train.durability import to_json, write_whole
 from marin_train.errors import ExhaustedError, InterruptedRunError
 from marin_train.periodic_evaluation import PeriodicEvaluation
 from marin_train.profiling import Profiler, ProfileWindow
 from marin_train.reporting import Report
-from marin_train.run_record import EVALUATIONS, SUMMARY, RunRecord, open_record, summarise, write_json
+from marin_train.run_record import EVALUATIONS, SUMMARY, RunRecord, open_record, summarise
+from marin_train.scorer import make_scorer
 from marin_train.signals import stop_signals
 from marin_train.spikes import SpikeBlame
 from marin_train.tracking import JsonlTracker, SilentTracker, Tracker, read_metrics
@@ -128,15 +130,16 @@ def train(
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
         policy = Policy.from_dict(record.policy)
+        scorer = make_scorer(config.model, policy=policy, mesh=mesh)
         run = _Run(
             config=config,
             programs={w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)},
             writer=writer,
             report=Report(config, record, metrics, told[1:], step=step, loss_tokens=_loss_tokens(out)),
             evaluation=PeriodicEvaluation.of(
-                config, policy, mesh=mesh, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]
+                config, scorer=scorer, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]
             ),
-            blame=SpikeBlame(config, policy=policy, mesh=mesh, mixture=mixture, directory=out / "blame"),
+            blame=SpikeBlame(mixture, scorer=scorer, directory=out / "blame"),
             profiler=stack.enter_context(closing(Profiler(profile, out / "profile"))),
             hooks=hooks,
         )
@@ -148,7 +151,7 @@ def train(
         if run.evaluation is not None:
             summary |= run.evaluation.summary()
         if is_first():
-            write_json(out / SUMMARY, summary)
+            write_whole(out / SUMMARY, to_json(summary))
         for tracker in told:
             tracker.finish(summary)
     checkpoint = run.writer.path(config.steps)

@@ -8,7 +8,6 @@ budget and the recipe are the caller's to add.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -18,6 +17,7 @@ from typing import Any
 from marin_train.certificates import CADENCE, check_same_run, flatten
 from marin_train.configs import TrainConfig, to_dict
 from marin_train.data.batch_sizes import BatchSizes
+from marin_train.durability import to_json, write_whole
 from marin_train.errors import CheckpointError, ConfigError
 
 RECORD = "run.json"
@@ -87,7 +87,7 @@ def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]
             matmul_flops_float32=peak if policy.operands == "float32" else peak_flops("float32"),
             stores=dict(stores),
         )
-        write_json(file, asdict(record))
+        write_whole(file, to_json(asdict(record)))
     except OSError as error:
         raise ConfigError(f"output directory {out_dir} cannot be written: {error.strerror or error}") from None
     return record
@@ -154,13 +154,6 @@ def mean_loss(rows: Sequence[Mapping[str, Any]], *, last: int) -> float | None:
     weighed = [(r["loss"], w) for r, w in zip(rows[-last:], weights[-last:], strict=True) if r["loss"] is not None]
     tokens = sum(weight for _, weight in weighed)
     return sum(loss * weight for loss, weight in weighed) / tokens if tokens else None
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(values, indent=1) + "\n")
-    temporary.replace(path)
 
 
 def _check_unused(out_dir: Path) -> None:

@@ -6,7 +6,6 @@ that looks whole. Remote directories are fetched to a temporary one before they 
 
 import dataclasses
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from marin_train.configs import ModelConfig
+from marin_train.durability import flush, to_json
 from marin_train.errors import HuggingFaceError
 from marin_train.hf.config_json import from_model_config, text_config, to_model_config
 
@@ -118,7 +118,7 @@ def save_hf(
             f"the model is not one of this configuration: {', '.join(wrong) or 'it has more leaves'}"
         )
     files = _with_tokenizer(tokenizer or {}, special_ids, max_seq_len=config.max_seq_len)
-    files["config.json"] = _json(values)
+    files["config.json"] = to_json(values).encode()
 
     def fill(directory: Path) -> None:
         write(directory, leaves, table=table, dtype=jnp.dtype(dtype), shard_bytes=shard_bytes)
@@ -222,7 +222,7 @@ def _with_tokenizer(
     if foreign := sorted(set(files) - set(TOKENIZER_FILES)):
         raise HuggingFaceError(f"{', '.join(foreign)}: not among a tokenizer's files, {', '.join(TOKENIZER_FILES)}")
     given = {f"{name}_token_id": value for name, value in special_ids.items() if value is not None}
-    files.setdefault("generation_config.json", _json({"_from_model_config": True, **given}))
+    files.setdefault("generation_config.json", to_json({"_from_model_config": True, **given}).encode())
     if "tokenizer.json" not in files or "tokenizer_config.json" in files:
         return files
     from tokenizers import Tokenizer
@@ -239,8 +239,8 @@ def _with_tokenizer(
         "clean_up_tokenization_spaces": False,
         **tokens,
     }
-    files["tokenizer_config.json"] = _json(settings)
-    files.setdefault("special_tokens_map.json", _json(tokens))
+    files["tokenizer_config.json"] = to_json(settings).encode()
+    files.setdefault("special_tokens_map.json", to_json(tokens).encode())
     return files
 
 
@@ -261,26 +261,14 @@ def _write_whole(path: str | Path, fill: Callable[[Path], None], *, overwrite: b
         whole.mkdir()
         fill(whole)
         for file in (*whole.iterdir(), whole):
-            _flush(file)
+            flush(file)
         if final.exists():
             final.rename(temporary / "old")
         whole.rename(final)
-        _flush(final.parent)
+        flush(final.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=1) + "\n").encode()
 
 
 @contextmanager
