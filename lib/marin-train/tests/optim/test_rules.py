@@ -47,7 +47,9 @@ STEPS = 5
 
 def rules(name, **fields):
     decay = 0.0 if name in ("adamh", "muonh") else 0.2
-    chosen = {"learning_rate": 0.03, "adam_learning_rate": 0.01, "weight_decay": decay, "clip_norm": None}
+    chosen = {"learning_rate": 0.03, "weight_decay": decay, "clip_norm": None}
+    if name in RULES:
+        chosen["adam_learning_rate"] = 0.01
     return OptimizerConfig(name=name, **chosen | fields)
 
 
