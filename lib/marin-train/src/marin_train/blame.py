@@ -96,14 +96,8 @@ def blame_step(run: str | Path, step: int) -> Blame:
     config = trained.config
     if not 1 <= step <= config.steps:
         raise ConfigError(f"--step {step}: the run's steps are 1 to {config.steps:,}")
-    mixture = Mixture.open(
-        config.data,
-        batch_size=config.batch_size,
-        batch_stages=config.batch_stages,
-        vocab_size=config.model.vocab_size,
-    )
     score = partial(make_scorer(config.model, policy=trained.policy), trained.model)
-    return blame_batch(mixture, step, score, parameters_of=read_certificate(checkpoint).step)
+    return blame_batch(Mixture.of_run(config), step, score, parameters_of=read_certificate(checkpoint).step)
 
 
 def blame_batch(mixture: Mixture, step: int, score: Callable[[Sequences], np.ndarray], *, parameters_of: int) -> Blame:

@@ -125,8 +125,7 @@ def evaluate_held_out(checkpoint: str | Path, *, batch_size: int = 8) -> list[He
         raise ConfigError(f"evaluate_held_out(batch_size={batch_size}): must be positive")
     trained = load_model(checkpoint)
     config = trained.config
-    mixture = Mixture.open(config.data, batch_size=batch_size, vocab_size=config.model.vocab_size)
-    held_out = HeldOutSequences(config, mixture=mixture, batch_size=batch_size)
+    held_out = HeldOutSequences(config, mixture=Mixture.of_run(config), batch_size=batch_size)
     return held_out.score(trained.model, make_scorer(config.model, policy=trained.policy))
 
 

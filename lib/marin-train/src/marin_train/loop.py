@@ -101,13 +101,7 @@ def train(
     from marin_train.train_step import init_state, make_train_step, state_template
 
     out = Path(out_dir)
-    mixture = Mixture.open(
-        config.data,
-        batch_size=config.batch_size,
-        batch_stages=config.batch_stages,
-        vocab_size=config.model.vocab_size,
-        steps=config.steps,
-    )
+    mixture = Mixture.of_run(config, steps=config.steps)
     mesh = make_mesh(config.mesh)
     check_run(config, mesh.shape)
     record = first_then_rest(lambda: open_record(out, config, stores=mixture.manifests))

@@ -57,12 +57,7 @@ def data(
         raise ConfigError(f"--steps {num_steps}: must be positive")
     if step is not None and (step < 0 or diff):
         raise ConfigError(f"--step {step}: must be 0 or more, and not beside --diff")
-    mixtures = [
-        Mixture.open(
-            run.data, batch_size=run.batch_size, batch_stages=run.batch_stages, vocab_size=run.model.vocab_size
-        )
-        for run in runs
-    ]
+    mixtures = [Mixture.of_run(run) for run in runs]
     if step is not None:
         rows = listing.list_rows(mixtures[0], step)
         print_result([row.to_dict() for row in rows] if json else listing.to_text(rows, step=step))
