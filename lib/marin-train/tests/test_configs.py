@@ -32,6 +32,7 @@ GOOD = TrainConfig(
     [
         ("steps", 0),
         ("steps", -1),
+        ("steps", 2**31),
         ("batch_size", 0),
         ("seed", -1),
         ("seed", 10**20),
@@ -88,3 +89,8 @@ def test_a_choice_that_does_not_exist_is_refused(config, fields):
 
 def test_a_schedule_that_decays_from_its_warmup_on_may_warm_up_as_long_as_it_likes():
     assert ScheduleConfig(name="cosine", warmup=0.95).warmup == 0.95
+
+
+def test_a_deviation_is_of_two_values_at_least():
+    with pytest.raises(ConfigError, match=r"GuardConfig\.window=1 must be at least 2"):
+        GuardConfig(window=1, skip_sigma=3.0)

@@ -149,6 +149,17 @@ class AtStep:
             self._action()
 
 
+def test_of_two_that_train_into_one_directory_the_later_has_it_and_its_rows(
+    tiny_config: MakeConfig, tmp_path: Path, finished_run: Path
+) -> None:
+    out = tmp_path / "out"
+    # Another start comes, and is done, between two steps of this one.
+    with pytest.raises(CheckpointError, match="another process has taken over"):
+        train(tiny_config(), out, trackers=[AtStep(6, lambda: train(tiny_config(), out))])
+    assert _rows(out) == _rows(finished_run)
+    assert train(tiny_config(), out).loss == train(tiny_config(), finished_run).loss
+
+
 @pytest.fixture(scope="module")
 def interrupted_run(tiny_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that got SIGTERM while its fifth step's row was written; not to be changed."""

@@ -197,6 +197,7 @@ class _Run:
         self._write_down(step, state)
         if self.evaluation is not None and self.evaluation.is_due(step):
             self.report.flush()
+            self.writer.check_claim()
             self.evaluation.evaluate(step, state)
             self.report.restart_clock()
         return state
@@ -204,6 +205,7 @@ class _Run:
     def _write_down(self, step: int, state: "TrainState") -> None:
         """The documents behind steps that turned out to be spikes, by the parameters after this one."""
         for spike in self.report.take_spikes():
+            self.report.flush()  # a step that is done and not yet told would take the time of this for its own
             self.blame.write(spike, state.model, parameters_of=step)
             self.report.restart_clock()
 

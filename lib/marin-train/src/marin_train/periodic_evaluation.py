@@ -84,8 +84,11 @@ class PeriodicEvaluation:
             tracker.log(for_trackers(row))
 
     def summary(self) -> dict[str, Any]:
-        """What the last evaluation makes of the run table's row."""
-        last = read_evaluations(self.path)[-1]
+        """What the evaluation after the last step makes of the run table's row; nothing where it was not asked for."""
+        rows = read_evaluations(self.path)
+        if not rows or rows[-1]["step"] != self.config.steps:
+            return {}  # a run that had come to its end before evaluations were asked for
+        last = rows[-1]
         name = f"held out, mean over the tokens of {len(last['components'])} component(s)"
         return {"loss": last["micro_loss"], "loss_name": name, "eval_digest": self.held_out.digest, "evaluation": last}
 

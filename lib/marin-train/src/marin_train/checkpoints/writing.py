@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self
 
 from marin_train.certificates import Certificate, Leaf, RunFacts, sha256_of_file, write_certificate
 from marin_train.checkpoints.arrays import by_part, first_line, named_leaves, save_leaves, shares
-from marin_train.checkpoints.retention import TEMPORARY, name_of, retire, step_of
+from marin_train.checkpoints.retention import TEMPORARY, name_of, retire
 from marin_train.checkpoints.snapshots import Snapshots
 from marin_train.configs import to_dict
 from marin_train.digests import MODULUS
@@ -112,9 +112,21 @@ class CheckpointWriter:
             saving, self._saving = self._saving, None
             saving.result()
 
+    def check_claim(self) -> None:
+        """Returns where this process may write to the run's directory.
+
+        Raises:
+            CheckpointError: another process claimed it.
+        """
+        if is_first() and (self._directory / "writer").read_text() != self._claim:
+            raise CheckpointError(
+                f"another process has taken over {self._directory}; this one stops and saves nothing more"
+            )
+
     def _write(self, leaves: "dict[str, jax.Array]", step: int, permanent: bool) -> None:
         temporary = self._directory / f"{TEMPORARY}{name_of(step)}"
         try:
+            self.check_claim()
             if is_first():
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir()
@@ -172,10 +184,7 @@ class CheckpointWriter:
     def _commit(self, temporary: Path, final: Path) -> None:
         for path in (*_files(temporary), *(p for p in temporary.rglob("*") if p.is_dir()), temporary):
             flush(path)
-        if (self._directory / "writer").read_text() != self._claim:
-            raise CheckpointError(
-                f"another process has taken over {self._directory}; this one stops without saving step {step_of(final)}"
-            )
+        self.check_claim()
         if final.exists():  # only one that was found damaged: a whole one would have been resumed from
             shutil.rmtree(final)
         temporary.rename(final)

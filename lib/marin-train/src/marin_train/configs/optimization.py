@@ -134,4 +134,8 @@ class GuardConfig:
         else:
             no_effect(self, {"window"}, when="without skip_sigma")
         positive(self, "window")
+        if self.skip_sigma is not None and self.window < 2:
+            raise ConfigError(
+                f"GuardConfig.window={self.window} must be at least 2 with a skip_sigma: one value has no deviation"
+            )
         not_negative(self, "max_nonfinite")

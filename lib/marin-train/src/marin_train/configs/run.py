@@ -98,6 +98,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulation", "log_every"):
             positive(self, name)
+        if self.steps >= 2**31:
+            raise ConfigError(f"TrainConfig.steps={self.steps} must be below 2**31: devices count them in 32 bits")
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"TrainConfig.seed={self.seed} must lie between 0 and 2**32 - 1")
         if self.policy != "auto":
