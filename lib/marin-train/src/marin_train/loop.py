@@ -105,12 +105,7 @@ def train(
     mesh = make_mesh(config.mesh)
     check_run(config, mesh.shape)
     record = first_then_rest(lambda: open_record(out, config, stores=mixture.manifests))
-    logger.info(
-        "policy %s, whose matmul reaches %.0f GFLOP/s; fp32 matmul %.0f GFLOP/s",
-        record.policy_name,
-        record.peak_flops / 1e9,
-        record.matmul_flops_float32 / 1e9,
-    )
+    logger.info("%s", record.machine)
     facts = _facts(config, record, mixture)
     template = state_template(config, mesh=mesh)
     restored = restore_latest(out / "checkpoints", template, facts=facts)
@@ -138,18 +133,10 @@ def train(
             hooks=hooks,
         )
         run.go(state, stack.enter_context(prefetch(mixture, mesh, start=step, stop=config.steps)), start=step)
-        wait_for_all("rows")
-        rows = read_metrics(out / "metrics.jsonl")
-        tokens_unique = mixture.num_unique_tokens(config.steps)
-        summary = summarise(record, rows, config=config, tokens_unique=tokens_unique, mixture=mixture.digest)
-        if run.evaluation is not None:
-            summary |= run.evaluation.summary()
-        if is_first():
-            write_whole(out / SUMMARY, to_json(summary))
+        summary = _summarise(run, record, mixture, out=out)
         for tracker in told:
             tracker.finish(summary)
-    checkpoint = run.writer.path(config.steps)
-    return TrainResult(out_dir=out, checkpoint=checkpoint, loss=summary["train_loss"], summary=summary)
+    return TrainResult(out_dir=out, checkpoint=writer.path(config.steps), loss=summary["train_loss"], summary=summary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +201,19 @@ def _loss_tokens(out: Path) -> int:
     """Tokens that counted in the loss of the steps that are done, where this process tells of them."""
     rows = read_metrics(out / "metrics.jsonl") if is_first() else []
     return rows[-1]["loss_tokens"] if rows else 0
+
+
+def _summarise(run: _Run, record: RunRecord, mixture: Mixture, *, out: Path) -> dict[str, Any]:
+    """The run table's row of a run whose steps are done, written down."""
+    wait_for_all("rows")
+    rows = read_metrics(out / "metrics.jsonl")
+    tokens_unique = mixture.num_unique_tokens(run.config.steps)
+    summary = summarise(record, rows, config=run.config, tokens_unique=tokens_unique, mixture=mixture.digest)
+    if run.evaluation is not None:
+        summary |= run.evaluation.summary()
+    if is_first():
+        write_whole(out / SUMMARY, to_json(summary))
+    return summary
 
 
 def _facts(config: TrainConfig, record: RunRecord, mixture: Mixture) -> RunFacts:

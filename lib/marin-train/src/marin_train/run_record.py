@@ -49,6 +49,14 @@ class RunRecord:
     matmul_flops_float32: float
     stores: dict[str, str]
 
+    @property
+    def machine(self) -> str:
+        """What was measured, in a line."""
+        return (
+            f"policy {self.policy_name}, whose matmul reaches {self.peak_flops / 1e9:.0f} GFLOP/s; fp32 matmul "
+            f"{self.matmul_flops_float32 / 1e9:.0f} GFLOP/s"
+        )
+
 
 def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]) -> RunRecord:
     """Reads the record of a run that goes on, or measures the machine and writes that of a new one.
