@@ -17,23 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from marin_train.configs import ModelConfig
 from marin_train.durability import flush, to_json
 from marin_train.errors import HuggingFaceError
-from marin_train.hf.config_json import from_model_config, text_config, to_model_config
+from marin_train.hf.config_json import from_model_config, to_model_config
+from marin_train.hf.dialects import text_config
+from marin_train.hf.tokenizer_files import TOKENIZER_FILES, with_companions
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-"""What goes with a model and has no tensors."""
 
 SHARD_BYTES = 2 * 10**9
 
@@ -117,7 +106,7 @@ def save_hf(
         raise HuggingFaceError(
             f"the model is not one of this configuration: {', '.join(wrong) or 'it has more leaves'}"
         )
-    files = _with_tokenizer(tokenizer or {}, special_ids, max_seq_len=config.max_seq_len)
+    files = with_companions(tokenizer or {}, special_ids, max_seq_len=config.max_seq_len)
     files["config.json"] = to_json(values).encode()
 
     def fill(directory: Path) -> None:
@@ -212,36 +201,6 @@ def _text_name(name: str) -> str | None:
     if name.startswith("model.language_model."):
         return name.replace("model.language_model.", "model.", 1)
     return name if name == "lm_head.weight" else None
-
-
-def _with_tokenizer(
-    files: Mapping[str, bytes], special_ids: Mapping[str, Any], *, max_seq_len: int
-) -> dict[str, bytes]:
-    """The tokenizer's files, with those that transformers looks for beside ``tokenizer.json``."""
-    files = dict(files)
-    if foreign := sorted(set(files) - set(TOKENIZER_FILES)):
-        raise HuggingFaceError(f"{', '.join(foreign)}: not among a tokenizer's files, {', '.join(TOKENIZER_FILES)}")
-    given = {f"{name}_token_id": value for name, value in special_ids.items() if value is not None}
-    files.setdefault("generation_config.json", to_json({"_from_model_config": True, **given}).encode())
-    if "tokenizer.json" not in files or "tokenizer_config.json" in files:
-        return files
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
-    tokens = {
-        f"{name}_token": tokenizer.id_to_token(value[0] if isinstance(value, list) else value)
-        for name, value in special_ids.items()
-        if value is not None
-    }
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_seq_len,
-        "clean_up_tokenization_spaces": False,
-        **tokens,
-    }
-    files["tokenizer_config.json"] = to_json(settings).encode()
-    files.setdefault("special_tokens_map.json", to_json(tokens).encode())
-    return files
 
 
 def _write_whole(path: str | Path, fill: Callable[[Path], None], *, overwrite: bool) -> Path:
