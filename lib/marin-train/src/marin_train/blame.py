@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marin_train.certificates import DamagedError, read_certificate
+from marin_train.certificates import read_certificate
 from marin_train.checkpoints import checkpoints, load_model
 from marin_train.data.listing import RowListing, list_rows
 from marin_train.data.mixture import Mixture
 from marin_train.data.packing import Sequences
 from marin_train.data.sources import Sources
 from marin_train.data.store import TokenStore
-from marin_train.errors import CheckpointError, ConfigError
+from marin_train.errors import CheckpointError, ConfigError, DamagedError
 from marin_train.scorer import make_scorer
 
 _SHOWN_CHARACTERS = 200

@@ -19,7 +19,7 @@ from typing import Any
 from marin_train.config_files import from_dict
 from marin_train.configs import TrainConfig, to_dict
 from marin_train.durability import to_json
-from marin_train.errors import CheckpointError, ConfigError
+from marin_train.errors import CheckpointError, ConfigError, DamagedError
 
 CERTIFICATE = "certificate.json"
 FORMAT = 2
@@ -90,10 +90,6 @@ class RunFacts:
     special_ids: Mapping[str, int | None]
     stores: Mapping[str, str]
     batch_digest: Callable[[int], str]
-
-
-class DamagedError(Exception):
-    """This checkpoint cannot be used; the reason is the message."""
 
 
 def write_certificate(path: Path, certificate: Certificate) -> None:

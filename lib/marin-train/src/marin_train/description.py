@@ -29,7 +29,7 @@ def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str
         ConfigError: the model's family is not known, or the mesh cannot share the run out.
     """
     from marin_train import models
-    from marin_train.flops import flops_per_token, num_params
+    from marin_train.flops import flops_per_token
     from marin_train.mesh import AXES, check_run, mesh_sizes, shard_shape
 
     table = models.family(config.model).parameter_table(config.model)
@@ -54,9 +54,9 @@ def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str
             }
             for p in table
         ],
-        "num_params": num_params(config.model),
+        "num_params": table.size,
         "num_params_stored": table.stored_size,
-        "num_params_non_embedding": sum(p.size for p in table if p.role not in ("embed", "head")),
+        "num_params_non_embedding": table.non_embedding_size,
         "tokens_per_step": per_step,
         "tokens": tokens,
         "flops_per_token": flops,

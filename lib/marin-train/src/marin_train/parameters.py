@@ -165,6 +165,11 @@ class ParameterTable:
         return sum(p.size for p in self.parameters)
 
     @property
+    def non_embedding_size(self) -> int:
+        """The number of values without those of embedding and head."""
+        return sum(p.size for p in self.parameters if p.role not in ("embed", "head"))
+
+    @property
     def stored_size(self) -> int:
         """The number of values that memory holds, padding included."""
         return sum(math.prod(p.shape) for p in self.parameters)
@@ -177,12 +182,17 @@ def map_parameters(fn: Callable[[Parameter], Any], table: ParameterTable, model:
         ParameterError: a leaf is not declared, or one declared is missing, naming it.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(model)
-    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    paths = [dotted(path) for path, _ in leaves]
     values = [fn(table[path]) for path in paths]
     missing = sorted({p.path for p in table} - set(paths))
     if missing:
         raise ParameterError(f"declared in the parameter table but not a leaf of the model: {', '.join(missing)}")
     return jax.tree_util.tree_unflatten(treedef, values)
+
+
+def dotted(path: Any) -> str:
+    """A leaf's path as the table writes it, from jax's."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def build(module: type[eqx.Module], leaves: Mapping[str, Any], *, prefix: str = "") -> Any:

@@ -126,7 +126,7 @@ def summarise(
         "num_params_total": table.size,
         # An expert counts by the share of tokens that meet it.
         "num_params_active": round(sum(p.size * (p.multiplied if p.role == "expert" else 1) for p in table)),
-        "num_params_non_embedding": sum(p.size for p in table if p.role not in ("embed", "head")),
+        "num_params_non_embedding": table.non_embedding_size,
         "num_experts": 0,
         "granularity": None,
         "tokens": tokens,

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from marin_train.errors import ConfigError
 from marin_train.optim.muon import matrix_norm
+from marin_train.parameters import dotted
 
 _LEAST_NORM = 1e-10
 """A direction of a smaller norm counts as this, so that none at all moves nothing."""
@@ -45,7 +46,7 @@ def scale_by_hyperball(schedule: optax.Schedule) -> optax.GradientTransformation
         radius = jax.tree.map(matrix_norm, params)
         for path, norm in jax.tree_util.tree_leaves_with_path(radius):
             if not isinstance(norm, jax.core.Tracer) and not jnp.all(norm > 0):
-                raise starts_at_zero(jax.tree_util.keystr(path, simple=True, separator="."))
+                raise starts_at_zero(dotted(path))
         return HyperballState(optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32)), radius)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, HyperballState]:
