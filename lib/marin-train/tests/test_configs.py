@@ -1,6 +1,8 @@
 """Configurations that cannot be run are refused when they are stated, by field and value."""
 
+import ast
 import dataclasses
+import inspect
 import math
 import re
 
@@ -16,6 +18,7 @@ from marin_train import (
     ScheduleConfig,
     ShuffleConfig,
     TrainConfig,
+    configs,
     presets,
 )
 
@@ -94,3 +97,12 @@ def test_a_schedule_that_decays_from_its_warmup_on_may_warm_up_as_long_as_it_lik
 def test_a_deviation_is_of_two_values_at_least():
     with pytest.raises(ConfigError, match=r"GuardConfig\.window=1 must be at least 2"):
         GuardConfig(window=1, skip_sigma=3.0)
+
+
+@pytest.mark.parametrize("module", [configs.data, configs.model, configs.optimization, configs.run])
+def test_every_field_says_what_it_does(module):
+    for section in ast.parse(inspect.getsource(module)).body:
+        if isinstance(section, ast.ClassDef):
+            for field, after in zip(section.body, [*section.body[1:], None], strict=True):
+                documented = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert documented or not isinstance(field, ast.AnnAssign), f"{section.name}: {ast.unparse(field)}"

@@ -21,7 +21,7 @@ class Component:
     max_epochs: float | None = None
     """How often it may be gone through; once it has been, its share goes to the others."""
     validation: int = 0
-    """Sequences held out: never trained on, whatever the seed, and asked for by ``Mixture.validation``."""
+    """Sequences held out, never trained on whatever the seed, and asked for by ``Mixture.validation``."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -89,7 +89,7 @@ class PackingConfig:
     kind: Literal["contiguous", "documents"] = "contiguous"
     """Whether documents are cut where sequences end, or kept whole."""
     overlong: Literal["split", "left", "right", "drop"] = "split"
-    """Under ``documents``: what becomes of one longer than a sequence.
+    """Under ``documents``, what becomes of one longer than a sequence.
 
     It is split, every prediction kept; or cut, ``left`` keeping its beginning and ``right`` its end; or dropped.
     """

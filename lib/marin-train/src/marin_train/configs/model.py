@@ -20,21 +20,21 @@ class RopeScaling:
     factor: float = 1.0
     """How many times longer the context becomes."""
     original_max_seq_len: int | None = None
-    """All but ``linear`` need it: tokens of the sequences that were trained on before."""
+    """Tokens of the sequences that were trained on before; all but ``linear`` need it."""
     low_freq_factor: float = 1.0
-    """``llama3``: wavelengths longer than ``original_max_seq_len / low_freq_factor`` are scaled in full."""
+    """Under ``llama3``, wavelengths longer than ``original_max_seq_len / low_freq_factor`` are scaled in full."""
     high_freq_factor: float = 4.0
-    """``llama3``: wavelengths shorter than ``original_max_seq_len / high_freq_factor`` are left as they are."""
+    """Under ``llama3``, wavelengths shorter than ``original_max_seq_len / high_freq_factor`` are left as they are."""
     beta_fast: float = 32.0
-    """``yarn``: pairs that turn more often than this over the original context are left as they are."""
+    """Under ``yarn``, pairs that turn more often than this over the original context are left as they are."""
     beta_slow: float = 1.0
-    """``yarn``: pairs that turn less often than this are scaled in full."""
+    """Under ``yarn``, pairs that turn less often than this are scaled in full."""
     attention_factor: float | None = None
-    """``yarn`` and ``longrope``: factor of queries and keys; by default what the paper derives from ``factor``."""
+    """Under ``yarn`` and ``longrope``, factor of queries and keys; by default as the paper derives it."""
     short_factor: tuple[float, ...] = ()
-    """``longrope``: a divisor for each pair, where the model's ``max_seq_len`` is at most the original one."""
+    """Under ``longrope``, a divisor for each pair, where the model's ``max_seq_len`` is at most the original one."""
     long_factor: tuple[float, ...] = ()
-    """``longrope``: a divisor for each pair, where it is more."""
+    """Under ``longrope``, a divisor for each pair, where it is more."""
 
     def __post_init__(self) -> None:
         choices(self)
@@ -83,7 +83,7 @@ class ModelConfig:
     max_seq_len: int
     """Tokens of the longest sequence; `DataConfig.seq_len` is at most that."""
     family: str = "llama"
-    """``llama``, ``qwen3`` or ``gemma3``: a file each in ``models/``."""
+    """``llama``, ``qwen3`` or ``gemma3``, a file each in ``models/``."""
     rope_theta: float = 500_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
@@ -158,5 +158,5 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding: ``vocab_size``, rounded up to ``vocab_multiple``."""
+        """Rows of the embedding, ``vocab_size`` rounded up to ``vocab_multiple``."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple

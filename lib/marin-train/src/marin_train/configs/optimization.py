@@ -26,6 +26,7 @@ class OptimizerConfig:
     """The update rule. `marin_train.optim` says which roles of parameters each rule moves, and how the others are."""
 
     name: Literal["adamw", "adamc", "lion", "adafactor", "muon", "soap", "adamh", "muonh"] = "adamw"
+    """The rule."""
     learning_rate: float = 3e-3
     """Peak of the schedule; under ``adamh`` and ``muonh`` the angle, in radians, by which a matrix turns."""
     adam_learning_rate: float | None = None
@@ -83,7 +84,7 @@ class ScheduleConfig:
     decay: float = 0.2
     """As ``warmup``, counted from the end."""
     decay_shape: Literal["linear", "cosine", "sqrt"] = "linear"
-    """How ``wsd`` and ``inverse_sqrt`` decay: ``sqrt`` is 1 minus the root of the share of the decay that is done."""
+    """How ``wsd`` and ``inverse_sqrt`` decay; ``sqrt`` is 1 minus the root of the share of the decay that is done."""
     final_ratio: float = 0.0
     """The rate that the decay ends at, over the peak."""
     cycles: int = 1

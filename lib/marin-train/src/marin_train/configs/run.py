@@ -17,7 +17,7 @@ class MeshConfig:
     """
 
     stage: int = 1
-    """Pipeline stages: each holds its share of the layers."""
+    """Pipeline stages, each with its share of the layers."""
     replica: int = 1
     """Slices that hold the same shards, and meet once a step."""
     data: int = -1
@@ -85,7 +85,7 @@ class TrainConfig:
     policy: str = "auto"
     """``auto`` measures the machine once and records what it chose; or a policy's name, to pin it."""
     checkpoint_seconds: float = 300.0
-    """A temporary checkpoint, one of the last two that stay, every so many seconds: what a crash may cost."""
+    """A temporary checkpoint, of which the last two stay, every so many seconds, which is what a crash may cost."""
     checkpoint_steps: int = 0
     """A permanent checkpoint every so many steps; 0 keeps only the last ones and the final one."""
     eval_steps: int = 0
