@@ -1,9 +1,9 @@
 """Tracking: where a run's rows go. Three methods, so that any service can be one; the built-in one is a file.
 
 The file is the record: one JSON object a line, appended as steps finish. A resumed run begins a new one with the rows
-up to the checkpoint it continues from, so that the file reads as if the run had never stopped, except for its times,
-and a process that it took over from appends to a file that is gone. A file that lacks rows before it is refused, never
-continued with a hole.
+up to the checkpoint it continues from: it reads as if the run had never stopped, except for its times, and a process
+that was taken over from appends to a file that is gone. A file that lacks rows before it is refused, never continued
+with a hole.
 """
 
 import json
