@@ -51,6 +51,11 @@ def test_a_step_without_a_loss_says_so(monkeypatch):
     assert "step 7/1,000, no loss" in drawn(monkeypatch, 120, row(7, None))
 
 
+def test_an_evaluations_row_leaves_the_line_as_it_is(monkeypatch):
+    evaluation = {"step": 400, "eval/micro_loss": 9.0}
+    assert drawn(monkeypatch, 120, row(399), row(400), evaluation) == drawn(monkeypatch, 120, row(399), row(400))
+
+
 def test_what_is_logged_meanwhile_stands_on_lines_of_its_own(monkeypatch):
     screen = terminal(monkeypatch, columns=120)
     line, logger = ProgressLine(), logging.Logger("a run")

@@ -191,9 +191,10 @@ class _Run:
 
     def _write_down(self, step: int, state: "TrainState") -> None:
         """The documents behind steps that turned out to be spikes, by the parameters after this one."""
-        for spike in self.report.take_spikes():
-            self.report.flush()  # a step that is done and not yet told would take the time of this for its own
-            self.blame.write(spike, state.model, parameters_of=step)
+        while spikes := self.report.take_spikes():
+            self.report.flush()  # a step that is done must not have its time taken after the pause
+            for spike in spikes:
+                self.blame.write(spike, state.model, parameters_of=step)
             self.report.restart_clock()
 
 

@@ -40,7 +40,7 @@ class ProgressLine:
         self._progress.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
-        if self._progress is None:
+        if self._progress is None or "step_time_s" not in row:  # an evaluation's row; the loop logs a line of its own
             return
         seconds, tokens = row["step_time_s"], row["tokens_per_s"] * row["step_time_s"]
         self._rows.append((seconds, tokens, row["mfu_causal"] * seconds, row["mfu_full"] * seconds))
