@@ -162,8 +162,11 @@ def _written_windows(config: ModelConfig, dialect: Dialect) -> dict[str, Any]:
         return {}
     window, every = config.sliding_window, config.global_every
     local = [window is not None and (every is None or (i + 1) % every != 0) for i in range(config.num_layers)]
-    written = {"sliding_window": window, "layer_types": [SLIDING if is_local else FULL for is_local in local]}
-    return written | ({"use_sliding_window": window is not None} if "use_sliding_window" in dialect.defaults else {})
+    written: dict[str, Any] = {"layer_types": [SLIDING if is_local else FULL for is_local in local]}
+    if "use_sliding_window" in dialect.defaults:
+        return written | {"sliding_window": window, "use_sliding_window": window is not None}
+    # Transformers makes the mask of a window although no layer asks for it, and fails where it has no width.
+    return written | {"sliding_window": config.max_seq_len if window is None else window}
 
 
 def _scores(values: Mapping[str, Any]) -> dict[str, Any]:
