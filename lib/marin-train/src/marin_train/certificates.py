@@ -156,6 +156,11 @@ def _sha256_of(body: Mapping[str, Any]) -> str:
 def check_same_run(recorded: Mapping[str, Any], config: TrainConfig, *, where: Path) -> None:
     """Refuses a configuration whose result would differ from the recorded one's.
 
+    Args:
+        recorded: that of the run that was, as plain values.
+        config: the one to go on with.
+        where: the run's place, for the message.
+
     Raises:
         CheckpointError: naming every differing field with both values.
     """
@@ -183,6 +188,11 @@ def _completed(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_same_policy(recorded: Mapping[str, Any], policy: Mapping[str, Any], *, where: Path) -> None:
     """Refuses to go on with another rounding than the run began with.
 
+    Args:
+        recorded: the checkpoint's policy, as plain values.
+        policy: the run's.
+        where: the checkpoint's place, for the message.
+
     Raises:
         CheckpointError: with both policies.
     """
@@ -195,6 +205,11 @@ def check_same_policy(recorded: Mapping[str, Any], policy: Mapping[str, Any], *,
 
 def check_data(certificate: Certificate, facts: RunFacts, *, where: Path) -> None:
     """Refuses data other than those the run was to go on with.
+
+    Args:
+        certificate: the checkpoint's.
+        facts: of the run that goes on.
+        where: the checkpoint's place, for the message.
 
     Raises:
         CheckpointError: naming the components whose stores have changed.

@@ -180,7 +180,14 @@ def _fill(
 
 
 def draw_token(key: "Array", logits: "Float[Array, ' vocab']", *, temperature: float, top_p: float) -> "Int[Array, '']":
-    """One token id; among equally likely ones at the edge of ``top_p``, those of lower id are kept."""
+    """One token id; among equally likely ones at the edge of ``top_p``, those of lower id are kept.
+
+    Args:
+        key: of the draw.
+        logits: of every token.
+        temperature: 0 takes the likeliest.
+        top_p: see `generate`.
+    """
     import jax
     import jax.numpy as jnp
 

@@ -78,7 +78,17 @@ def pipelined_gradients(
     num_parts: int,
     z_loss: float,
 ) -> LossGradients:
-    """Loss and gradients of a batch whose parts go through the mesh's stages; see `accumulation.loss_gradients`."""
+    """Loss and gradients of a batch whose parts go through the mesh's stages, one behind the other.
+
+    Args:
+        model: the parameters, those of layers sharded over the mesh's stages on their first dim.
+        batch: its rows divide by ``num_parts`` times the mesh's data shares.
+        config: the model's shape.
+        policy: see `pipelined_loss`.
+        mesh: likewise.
+        num_parts: microbatches.
+        z_loss: weight of the squared log-normaliser.
+    """
     sums, gradients = pipelined_loss(
         model, in_parts(batch, num_parts, mesh=mesh), config=config, policy=policy, mesh=mesh, z_loss=z_loss
     )

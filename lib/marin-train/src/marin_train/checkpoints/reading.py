@@ -48,6 +48,7 @@ class TrainedModel:
 
     @property
     def tokenizer_file(self) -> Path:
+        """The tokenizer that it was trained with."""
         return self.path / "tokenizer.json"
 
 

@@ -41,6 +41,7 @@ def read_turns(values: Mapping[str, Any], dialect: Dialect, *, where: str) -> tu
 
 
 def read_scaling(turns: dict[str, Any], values: Mapping[str, Any], *, where: str) -> RopeScaling | None:
+    """How frequencies are scaled, by what is left of `read_turns`; None where they are not."""
     kind = turns.pop("rope_type", turns.get("type", "default"))
     turns.pop("type", None)
     partial = turns.pop("partial_rotary_factor", None)
@@ -71,6 +72,7 @@ def read_scaling(turns: dict[str, Any], values: Mapping[str, Any], *, where: str
 
 
 def write_turns(config: ModelConfig, dialect: Dialect) -> dict[str, Any]:
+    """The fields of a model's rotary embeddings, in both spellings."""
     parameters: dict[str, Any] = {}
     if config.rope_scaling is not None:
         given = {name: value for name, value in dataclasses.asdict(config.rope_scaling).items() if value is not None}

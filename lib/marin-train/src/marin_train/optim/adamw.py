@@ -62,7 +62,18 @@ def make_adamc(
     weight_decay: float,
     cautious: bool = False,
 ) -> optax.GradientTransformation:
-    """As `make_adamw`, with the decay of normalised layers scaled by the schedule over `peak`, its highest value."""
+    """As `make_adamw`, with the decay of normalised layers scaled by the schedule over its peak.
+
+    Args:
+        schedule: learning rate by number of updates done.
+        table: the parameters and their roles.
+        peak: the schedule's highest value.
+        beta1: see `make_adamw`, as for the rest.
+        beta2: likewise.
+        eps: likewise.
+        weight_decay: likewise, at the peak.
+        cautious: likewise.
+    """
     return optax.chain(
         make_cautious(optax.scale_by_adam(b1=beta1, b2=beta2, eps=eps), enabled=cautious),
         decay_roles(weight_decay, table, roles=DECAYED - NORMALISED),
