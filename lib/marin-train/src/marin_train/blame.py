@@ -5,7 +5,7 @@ its documents with it. Each is scored with the parameters of the nearest checkpo
 is told, since a document that was hard for those may have been less so a thousand steps later.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from marin_train.data.sources import Sources
 from marin_train.data.store import TokenStore
 from marin_train.errors import CheckpointError, ConfigError, DamagedError
 from marin_train.scorer import make_scorer
+from marin_train.tables import align
 
 _SHOWN_CHARACTERS = 200
 
@@ -199,20 +200,15 @@ def to_text(blame: Blame, *, width: int = 100) -> str:
     head = f"step {blame.step}: {loss}, {blame.num_tokens:,} tokens, by the parameters after step {blame.parameters_of}"
     if not blame.documents:
         return head
+    titles = ("loss", "tokens", "share", "component", "document", "source")
     rows = [
         (f"{d.loss:.3f}", f"{d.num_tokens:,}", f"{d.share:.1%}", d.component, f"{d.document:,}", d.source or "?")
         for d in blame.documents
     ]
-    titles = ("loss", "tokens", "share", "component", "document", "source")
-    sizes = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-
-    def line(cells: Iterable[str]) -> str:
-        aligned = (c.ljust(w) if c[:1].isalpha() else c.rjust(w) for c, w in zip(cells, sizes, strict=True))
-        return "  ".join(aligned).rstrip()
-
-    lines = [line(titles)]
-    for row, document in zip(rows, blame.documents, strict=True):
-        lines += [line(row), f"    {document.text!r}"[:width]]
+    first, *others = align([titles, *rows], left={3, 5})
+    lines = [first]
+    for line, document in zip(others, blame.documents, strict=True):
+        lines += [line, f"    {document.text!r}"[:width]]
     worst = blame.documents[0]
     ask = f"more of the first: zephyr inspect {worst.store} --token {worst.first_token}"
     return "\n".join([head, "", *lines, "", ask])
