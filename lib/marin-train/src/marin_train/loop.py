@@ -124,7 +124,7 @@ def train(
             config=config,
             programs={w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)},
             writer=writer,
-            report=Report(config, record, metrics, told[1:], step=step, loss_tokens=_loss_tokens(out)),
+            report=Report(config, record, metrics=metrics, trackers=told[1:], step=step, loss_tokens=_loss_tokens(out)),
             evaluation=PeriodicEvaluation.of(
                 config, scorer=scorer, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]
             ),

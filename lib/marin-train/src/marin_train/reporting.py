@@ -38,9 +38,9 @@ class Report:
         self,
         config: TrainConfig,
         record: RunRecord,
+        *,
         metrics: JsonlTracker | SilentTracker,
         trackers: Sequence[Tracker],
-        *,
         step: int,
         loss_tokens: int,
     ) -> None:
