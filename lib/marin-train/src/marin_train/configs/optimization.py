@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from marin_train.configs.checks import fraction, not_negative, positive
+from marin_train.configs.checks import COUNTED_ON_DEVICE, fraction, not_negative, positive
 from marin_train.errors import ConfigError
 
 
@@ -34,7 +34,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for name in ("learning_rate", "eps", "ns_steps", "refresh_steps"):
-            positive(self, name)
+            positive(self, name, bits=COUNTED_ON_DEVICE)
         for name in ("clip_norm", "adam_learning_rate"):
             if getattr(self, name) is not None:
                 positive(self, name)
@@ -83,9 +83,11 @@ class ScheduleConfig:
                 f"ScheduleConfig.warmup={self.warmup} and decay={self.decay} are fractions whose sum is at most 1"
             )
         not_negative(self, "final_ratio")
-        positive(self, "cycles")
-        if any(step < 1 for step in self.rewarmups):
-            raise ConfigError(f"ScheduleConfig.rewarmups={self.rewarmups} must each be at least 1")
+        positive(self, "cycles", bits=COUNTED_ON_DEVICE)
+        if any(not 1 <= step <= 2**COUNTED_ON_DEVICE for step in self.rewarmups):
+            raise ConfigError(
+                f"ScheduleConfig.rewarmups={self.rewarmups} must each be at least 1, and at most 2**{COUNTED_ON_DEVICE}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,5 +104,5 @@ class GuardConfig:
     def __post_init__(self) -> None:
         if self.skip_sigma is not None:
             positive(self, "skip_sigma")
-        positive(self, "window")
-        not_negative(self, "max_nonfinite")
+        positive(self, "window", bits=COUNTED_ON_DEVICE)
+        not_negative(self, "max_nonfinite", bits=COUNTED_ON_DEVICE)
