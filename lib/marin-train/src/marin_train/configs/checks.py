@@ -8,28 +8,33 @@ from typing import Any
 
 from marin_train.errors import ConfigError
 
+COUNTED_ON_DEVICE = 30
+"""Bits of a number that devices count to, or that arrays are shaped by: theirs have 32, with room for sums."""
 
-def positive(config: Any, name: str) -> None:
+
+def positive(config: Any, name: str, *, bits: int = 62) -> None:
     """Refuses what is not above 0 and finite."""
     value = getattr(config, name)
     if not 0 < value < math.inf:
         raise ConfigError(f"{told(config, name)} must be positive and finite")
-    countable(config, name)
+    _countable(config, name, bits)
 
 
-def not_negative(config: Any, name: str) -> None:
-    """Refuses what is below 0."""
+def not_negative(config: Any, name: str, *, bits: int = 62) -> None:
+    """Refuses what is below 0, or infinite."""
     value = getattr(config, name)
     if not value >= 0:
         raise ConfigError(f"{told(config, name)} must not be negative")
-    countable(config, name)
+    if value == math.inf:
+        raise ConfigError(f"{told(config, name)} must be finite")
+    _countable(config, name, bits)
 
 
-def countable(config: Any, name: str) -> None:
-    """Refuses a count that 64 bits do not hold with room for sums."""
+def _countable(config: Any, name: str, bits: int) -> None:
+    """Refuses a count that so many bits do not hold."""
     value = getattr(config, name)
-    if isinstance(value, int) and value > 2**62:
-        raise ConfigError(f"{told(config, name)} must not be more than 2**62")
+    if isinstance(value, int) and value > 2**bits:
+        raise ConfigError(f"{told(config, name)} must not be more than 2**{bits}")
 
 
 def told(config: Any, name: str) -> str:

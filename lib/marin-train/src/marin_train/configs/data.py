@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from marin_train.configs.checks import choices, no_effect, not_negative, positive
+from marin_train.configs.checks import COUNTED_ON_DEVICE, choices, no_effect, not_negative, positive
 from marin_train.errors import ConfigError
 
 
@@ -28,8 +28,6 @@ class Component:
             raise ConfigError(f"Component.name of {self.path!r} is empty; its order is keyed by its name, so give one")
         not_negative(self, "weight")
         not_negative(self, "validation")
-        if self.weight == math.inf:
-            raise ConfigError(f"Component.weight={self.weight} of {self.name!r} must be finite")
         if self.max_epochs is not None:
             positive(self, "max_epochs")
 
@@ -141,7 +139,7 @@ class DataConfig:
     """Cuts components, so that they repeat as often as in a larger run; None leaves them."""
 
     def __post_init__(self) -> None:
-        positive(self, "seq_len")
+        positive(self, "seq_len", bits=COUNTED_ON_DEVICE)
         names = [c.name for c in self.components]
         if not names:
             raise ConfigError("DataConfig.components is empty; name at least one token store")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from marin_train.configs.checks import choices, no_effect, not_negative, positive
+from marin_train.configs.checks import COUNTED_ON_DEVICE, choices, no_effect, not_negative, positive
 from marin_train.errors import ConfigError
 
 
@@ -124,15 +124,10 @@ class ModelConfig:
             "rope_theta",
             "norm_eps",
             "vocab_multiple",
+            *(name for name in _OPTIONAL if getattr(self, name) is not None),
         ):
-            positive(self, name)
-        for name in ("rotary_dim", "sliding_window", "global_every", "local_rope_theta", "query_scale"):
-            if getattr(self, name) is not None:
-                positive(self, name)
-        for name in ("attention_softcap", "logit_softcap"):
-            if getattr(self, name) is not None:
-                positive(self, name)
-        not_negative(self, "nope_every")
+            positive(self, name, bits=COUNTED_ON_DEVICE)
+        not_negative(self, "nope_every", bits=COUNTED_ON_DEVICE)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"ModelConfig.num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}")
         if self.head_dim % 2:
@@ -160,3 +155,10 @@ class ModelConfig:
     def padded_vocab_size(self) -> int:
         """Rows of the embedding, ``vocab_size`` rounded up to ``vocab_multiple``."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+_OPTIONAL = (
+    *("rotary_dim", "sliding_window", "global_every", "local_rope_theta", "query_scale"),
+    *("attention_softcap", "logit_softcap"),
+)
+"""What may be left out, and is positive where it is given."""

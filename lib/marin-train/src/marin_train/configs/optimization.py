@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from marin_train.configs.checks import choices, fraction, no_effect, not_negative, positive
+from marin_train.configs.checks import COUNTED_ON_DEVICE, choices, fraction, no_effect, not_negative, positive
 from marin_train.errors import ConfigError
 
 _ADAM = ("beta1", "beta2", "eps")
@@ -53,7 +53,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         choices(self)
         for name in ("learning_rate", "eps", "ns_steps", "refresh_steps"):
-            positive(self, name)
+            positive(self, name, bits=COUNTED_ON_DEVICE)
         for name in ("clip_norm", "adam_learning_rate"):
             if getattr(self, name) is not None:
                 positive(self, name)
@@ -97,7 +97,7 @@ class ScheduleConfig:
         for name in ("warmup", "decay"):
             not_negative(self, name)
             value = getattr(self, name)
-            if value > 1 and not (value <= 2**31 and value == round(value)):
+            if value > 1 and value != round(value):
                 raise ConfigError(
                     f"ScheduleConfig.{name}={value} is neither a share of the run, up to 1, nor a number of updates"
                 )
@@ -110,9 +110,11 @@ class ScheduleConfig:
                 f"ScheduleConfig.warmup={self.warmup} and decay={self.decay} are fractions whose sum is at most 1"
             )
         not_negative(self, "final_ratio")
-        positive(self, "cycles")
-        if any(step < 1 for step in self.rewarmups):
-            raise ConfigError(f"ScheduleConfig.rewarmups={self.rewarmups} must each be at least 1")
+        positive(self, "cycles", bits=COUNTED_ON_DEVICE)
+        if any(not 1 <= step <= 2**COUNTED_ON_DEVICE for step in self.rewarmups):
+            raise ConfigError(
+                f"ScheduleConfig.rewarmups={self.rewarmups} must each be at least 1, and at most 2**{COUNTED_ON_DEVICE}"
+            )
         if not self.warmup:
             no_effect(self, {"rewarmups"}, when="without a warmup")
 
@@ -134,9 +136,9 @@ class GuardConfig:
             positive(self, "skip_sigma")
         else:
             no_effect(self, {"window"}, when="without skip_sigma")
-        positive(self, "window")
+        positive(self, "window", bits=COUNTED_ON_DEVICE)
         if self.skip_sigma is not None and self.window < 2:
             raise ConfigError(
                 f"GuardConfig.window={self.window} must be at least 2 with a skip_sigma: one value has no deviation"
             )
-        not_negative(self, "max_nonfinite")
+        not_negative(self, "max_nonfinite", bits=COUNTED_ON_DEVICE)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from marin_train.configs.checks import fraction, not_negative, positive
+from marin_train.configs.checks import COUNTED_ON_DEVICE, fraction, not_negative, positive
 from marin_train.configs.data import DataConfig
 from marin_train.configs.model import ModelConfig
 from marin_train.configs.optimization import GuardConfig, OptimizerConfig, ScheduleConfig
@@ -48,8 +48,8 @@ class BatchStage:
     """Sequences a step, over all devices."""
 
     def __post_init__(self) -> None:
-        positive(self, "start")
-        positive(self, "batch_size")
+        positive(self, "start", bits=COUNTED_ON_DEVICE)
+        positive(self, "batch_size", bits=COUNTED_ON_DEVICE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +97,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulation", "log_every"):
-            positive(self, name)
-        if self.steps >= 2**31:
-            raise ConfigError(f"TrainConfig.steps={self.steps} must be below 2**31: devices count them in 32 bits")
+            positive(self, name, bits=COUNTED_ON_DEVICE)
+        if self.schedule.cycles > self.steps:
+            raise ConfigError(
+                f"ScheduleConfig.cycles={self.schedule.cycles} exceeds TrainConfig.steps={self.steps}; a cycle has at "
+                f"least one"
+            )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"TrainConfig.seed={self.seed} must lie between 0 and 2**32 - 1")
         if self.policy != "auto":
