@@ -39,6 +39,7 @@ class RunRecord:
         peak_flops: FLOP/s of this machine's matrix products under that policy.
         matmul_flops_float32: FLOP/s of its float32 products, whatever the policy.
         stores: mixture component -> sha256 of its token store's manifest.
+        chosen_earlier: whether the policy is what an earlier run of that shape chose on this machine.
     """
 
     run_id: str
@@ -48,6 +49,7 @@ class RunRecord:
     peak_flops: float
     matmul_flops_float32: float
     stores: dict[str, str]
+    chosen_earlier: bool = False
 
     @property
     def machine(self) -> str:
@@ -79,20 +81,20 @@ def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]
         check_same_run(record.config, config, where=out_dir)
         return record
     _check_unused(out_dir)
-    from marin_train.peak import peak_flops
-    from marin_train.policy import choose
+    from marin_train.measurements import measure
 
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        policy = choose(config)
-        peak = peak_flops(policy.operands)
+        measured = measure(config)
+        policy = measured.policy
         record = RunRecord(
             run_id=_run_id(config, stores),
             config=to_dict(config),
             policy=policy.to_dict(),
             policy_name=policy.name,
-            peak_flops=peak,
-            matmul_flops_float32=peak if policy.operands == "float32" else peak_flops("float32"),
+            peak_flops=measured.rates[policy.operands],
+            matmul_flops_float32=measured.rates["float32"],
+            chosen_earlier=measured.is_earlier,
             stores=dict(stores),
         )
         write_whole(file, to_json(asdict(record)))
