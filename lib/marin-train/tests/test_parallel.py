@@ -112,6 +112,15 @@ def test_tensor_parallel_layers_gather_no_share_of_another_device(runs: dict[str
     assert not whole & {(16, 32), (32, 16), (2, 16, 32), (2, 32, 16), (4, 16, 32), (4, 16, 40), (4, 16, 8, 4)}
 
 
+@pytest.mark.parametrize("mesh", ["2 data, 4 model", "2 x 2 x 2"])
+def test_no_device_gathers_rows_of_the_embedding_that_others_hold(runs: dict[str, dict[str, Any]], mesh: str) -> None:
+    rows, columns = runs[mesh]["held"]["embed"]
+    whole = {(40, columns), (40, 16), (columns, 40), (16, 40)}
+    gathered = {tuple(int(size) for size in shape.split(",")) for shape in runs[mesh]["gathered"]}
+    assert (rows, 16) in gathered
+    assert not gathered & whole
+
+
 RUN = TrainConfig(
     model=ModelConfig(
         vocab_size=30, hidden_dim=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_dim=30, max_seq_len=15

@@ -25,6 +25,7 @@ from marin_train.blocks import (
     Rotation,
     attention_parameters,
     gated_mlp_parameters,
+    look_up,
     rms_norm,
     rotary,
 )
@@ -137,7 +138,7 @@ def embed(
     model: Model, tokens: Int[Array, "batch seq"], *, config: ModelConfig, policy: Policy
 ) -> Float[Array, "batch seq embed"]:
     """The tokens' rows, scaled."""
-    return (model.embed[tokens] * math.sqrt(config.hidden_dim)).astype(policy.activations)
+    return (look_up(model.embed, tokens) * math.sqrt(config.hidden_dim)).astype(policy.activations)
 
 
 def layer(

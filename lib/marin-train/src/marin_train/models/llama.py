@@ -21,6 +21,7 @@ from marin_train.blocks import (
     Rotation,
     attention_parameters,
     gated_mlp_parameters,
+    look_up,
     rms_norm,
     rotary,
 )
@@ -112,7 +113,7 @@ def embed(
     model: Model, tokens: Int[Array, "batch seq"], *, config: ModelConfig, policy: Policy
 ) -> Float[Array, "batch seq embed"]:
     """The tokens' rows."""
-    return model.embed[tokens].astype(policy.activations)
+    return look_up(model.embed, tokens).astype(policy.activations)
 
 
 def layer(

@@ -20,6 +20,7 @@ from marin_train.blocks import (
     Rotation,
     attention_parameters,
     gated_mlp_parameters,
+    look_up,
     rms_norm,
     rotary,
 )
@@ -104,7 +105,7 @@ def embed(
     model: Model, tokens: Int[Array, "batch seq"], *, config: ModelConfig, policy: Policy
 ) -> Float[Array, "batch seq embed"]:
     """The tokens' rows."""
-    return model.embed[tokens].astype(policy.activations)
+    return look_up(model.embed, tokens).astype(policy.activations)
 
 
 def layer(
