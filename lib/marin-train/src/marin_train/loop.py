@@ -168,8 +168,7 @@ class _Run:
                 if due.stop and step < self.config.steps:
                     self.writer.wait()
                     raise InterruptedRunError(
-                        f"stopped by a signal; saved after step {step} of {self.config.steps}, where the same call "
-                        f"goes on"
+                        f"stopped as asked; saved after step {step} of {self.config.steps}, where the same call goes on"
                     )
         self.writer.wait()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marin_train.batches import place, take_rows
-from marin_train.configs import MeshConfig, ModelConfig
+from marin_train.configs import ModelConfig
 from marin_train.data.packing import Sequences
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def make_scorer(config: ModelConfig, *, policy: "Policy", mesh: "Mesh | None" = 
     import jax
 
     from marin_train.losses import token_losses
-    from marin_train.mesh import in_context, make_mesh, sharding
+    from marin_train.mesh import in_context, one_device, sharding
 
-    where = make_mesh(MeshConfig(data=1)) if mesh is None else mesh
+    where = one_device() if mesh is None else mesh
 
     def losses(model: Any, batch: "Batch") -> "Float[Array, 'batch seq']":
         with in_context(where):
