@@ -58,7 +58,8 @@ def measure(config: TrainConfig) -> Measurement:
     key = _key(config)
     path = cache_directory() / "measurements" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
     kept = _recall(path)
-    rates = peak_flops(dict.fromkeys(("float32", "bfloat16" if pinned is None else pinned.operands)))
+    operands: set[Precision] = {"float32", "bfloat16" if pinned is None else pinned.operands}
+    rates = peak_flops(tuple(sorted(operands)))
     if kept is None:
         found = Measurement(policy=choose(config, rates=rates), rates=rates)
     else:
