@@ -25,18 +25,31 @@ Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="A.B=C"
 
 Services = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction]
 
+Config = Annotated[Path, tyro.conf.arg(metavar="CONFIG")]
+
+Checkpoint = Annotated[Path, tyro.conf.arg(metavar="CHECKPOINT")]
+
+# What may be left out has no default worth showing.
+Steps = Annotated[str | None, tyro.conf.arg(metavar="START:STOP", help_behavior_hint="")]
+
+Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior_hint="")]
+
+Number = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+
+OtherConfig = Annotated[Path | None, tyro.conf.arg(metavar="CONFIG", help_behavior_hint="")]
+
 
 def run(
-    config: Path,
+    config: Config,
     /,
     *,
     out: Path,
     set_: Overrides = (),
     tracker: Services = (),
-    profile: str | None = None,
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
+    profile: Steps = None,
+    coordinator: Address = None,
+    num_processes: Number = None,
+    process_id: Number = None,
     json: bool = False,
 ) -> None:
     """Train a model, or go on where a run was stopped.
@@ -48,11 +61,10 @@ def run(
         out: the run's directory.
         set_: override one field, by its dotted name; may be given again.
         tracker: tell wandb, tensorboard or trackio of every step; may be given again.
-        profile: steps to trace into the run's directory, as START:STOP.
-        coordinator: train together with other processes, which meet at this HOST:PORT; or auto, on a cluster that
-            JAX knows.
+        profile: the first and the last step to trace into the run's directory.
+        coordinator: train together with other processes, which meet here; or auto, on a cluster that JAX knows.
         num_processes: how many there are.
-        process_id: which one this is, from 0; the others print nothing.
+        process_id: which one this is, from 0; the others print warnings alone.
         json: print the run's summary as JSON.
     """
     from marin_train.config_files import load
@@ -65,6 +77,8 @@ def run(
     settings, services = load(config, overrides=set_), [make_tracker(name, out) for name in tracker]
     with _chatter_on_stderr(), _progress() as trackers:
         join(coordinator, num_processes=num_processes, process_id=process_id)
+        if not is_first():
+            logging.getLogger("marin_train").setLevel(logging.WARNING)
         result = train(settings, out, trackers=[*trackers, *services], profile=window)
     if not is_first():
         return
@@ -72,7 +86,14 @@ def run(
     _print(result.summary if json else f"loss {loss}\n{result.checkpoint}")
 
 
-def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool = False) -> None:
+def evaluate(
+    checkpoint: Checkpoint,
+    store: Annotated[str, tyro.conf.arg(metavar="STORE")],
+    /,
+    *,
+    batch_size: int = 8,
+    json: bool = False,
+) -> None:
     """Score every token of a token store: loss and bits/byte.
 
     Example: marin-train eval runs/nano stores/validation
@@ -95,7 +116,7 @@ def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool
     _print(result.to_dict() if json else text)
 
 
-def held_out(checkpoint: Path, /, *, batch_size: int = 8, json: bool = False) -> None:
+def held_out(checkpoint: Checkpoint, /, *, batch_size: int = 8, json: bool = False) -> None:
     """Score what a run's own mixture holds out, component by component.
 
     Example: marin-train held-out runs/nano
@@ -123,8 +144,8 @@ def held_out(checkpoint: Path, /, *, batch_size: int = 8, json: bool = False) ->
 
 
 def generate(
-    checkpoint: Path,
-    prompt: str,
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, tyro.conf.arg(metavar="PROMPT")],
     /,
     *,
     max_new_tokens: int = 128,
@@ -162,7 +183,7 @@ def generate(
 
 
 def export(
-    checkpoint: Path,
+    checkpoint: Checkpoint,
     /,
     *,
     hf: Path,
@@ -187,7 +208,7 @@ def export(
     _print({"path": str(path)} if json else str(path))
 
 
-def blame(run: Path, /, *, step: int, json: bool = False) -> None:
+def blame(run: Annotated[Path, tyro.conf.arg(metavar="RUN")], /, *, step: int, json: bool = False) -> None:
     """Show the documents behind a step's batch, their files, and what each costs the model.
 
     Example: marin-train blame runs/nano --step 321
@@ -203,7 +224,7 @@ def blame(run: Path, /, *, step: int, json: bool = False) -> None:
     _print(result.to_dict() if json else to_text(result, width=shutil.get_terminal_size((100, 24)).columns))
 
 
-def describe(config: Path, /, *, devices: int | None = None, set_: Overrides = (), json: bool = False) -> None:
+def describe(config: Config, /, *, devices: Number = None, set_: Overrides = (), json: bool = False) -> None:
     """Show a run's parameters, counts, mesh, memory and cost; nothing is allocated and no data are read.
 
     Example: marin-train describe nano.toml
@@ -222,12 +243,12 @@ def describe(config: Path, /, *, devices: int | None = None, set_: Overrides = (
 
 
 def data(
-    config: Path,
+    config: Config,
     /,
     *,
-    steps: int | None = None,
-    diff: Path | None = None,
-    step: int | None = None,
+    steps: Number = None,
+    diff: OtherConfig = None,
+    step: Number = None,
     set_: Overrides = (),
     json: bool = False,
 ) -> None:

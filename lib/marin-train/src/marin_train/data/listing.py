@@ -75,4 +75,4 @@ def to_text(rows: list[RowListing], *, step: int) -> str:
         for line in cells
     ]
     ask = f"a token's document and file: zephyr inspect {rows[0].store} --token {rows[0].first_token}"
-    return "\n".join([f"step {step}, counted from 0", "", *lines, "", ask])
+    return "\n".join([f"step {step}, counted from 0 (metrics.jsonl and blame call it {step + 1})", "", *lines, "", ask])
