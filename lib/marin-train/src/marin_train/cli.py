@@ -169,8 +169,11 @@ def generate(
         num_samples: continuations to draw.
         json: print prompt and continuations as JSON.
     """
+    from marin_train.errors import ConfigError
     from marin_train.generation import generate
 
+    if num_samples < 1:
+        raise ConfigError(f"--num-samples {num_samples}: must be at least 1")
     texts = generate(
         checkpoint,
         [prompt] * num_samples,

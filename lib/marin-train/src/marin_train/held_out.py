@@ -147,15 +147,14 @@ def evaluate_held_out(checkpoint: str | Path, *, batch_size: int = 8) -> list[He
         DivergedError: a loss is not finite.
         TokenStoreError: a store is absent or damaged.
     """
-    from marin_train.configs import MeshConfig
-    from marin_train.mesh import make_mesh
+    from marin_train.mesh import one_device
 
     if batch_size < 1:
         raise ConfigError(f"evaluate_held_out(batch_size={batch_size}): must be positive")
     trained = load_model(checkpoint)
     config = trained.config
     mixture = Mixture.open(config.data, batch_size=batch_size, vocab_size=config.model.vocab_size)
-    mesh = make_mesh(MeshConfig(data=1))
+    mesh = one_device()
     scorer = HeldOutScorer(config, policy=trained.policy, mesh=mesh, mixture=mixture, batch_size=batch_size)
     return scorer.score(trained.model)
 

@@ -186,8 +186,8 @@ class _Run:
                 if due.stop and step < self.config.steps:
                     self.writer.wait()
                     raise InterruptedRunError(
-                        f"stopped by a signal; saved after step {step} of {self.config.steps}, and the same call "
-                        f"goes on from there"
+                        f"stopped as asked; saved after step {step} of {self.config.steps}, and the same call goes on "
+                        f"from there"
                     )
         self.writer.wait()
 

@@ -28,7 +28,7 @@ from marin_train.blocks.ring_attention import attend_in_ring
 from marin_train.blocks.rope import Rotation, rotate
 from marin_train.blocks.scoring import MASKED, Scoring
 from marin_train.configs import ModelConfig
-from marin_train.mesh import constrain, over_mesh
+from marin_train.mesh import constrain, constrain_residual, over_mesh
 from marin_train.parameters import Parameter, gain, matrix
 from marin_train.policy import Policy
 
@@ -106,7 +106,7 @@ class Attention(eqx.Module):
             mixed, past = _attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
         mixed = constrain(mixed.reshape(*x.shape[:2], -1), "batch", "seq", "heads")
         output = contract("bsn,nd->bsd", mixed, self.output, policy=policy)
-        return constrain(output, "batch", "residual", None), past
+        return constrain_residual(output), past
 
     def _heads(
         self,

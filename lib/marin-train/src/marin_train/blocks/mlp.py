@@ -14,7 +14,7 @@ import jax
 from jaxtyping import Array, Float
 
 from marin_train.blocks.contraction import contract
-from marin_train.mesh import constrain
+from marin_train.mesh import constrain, constrain_residual
 from marin_train.parameters import Parameter, matrix
 from marin_train.policy import Policy
 
@@ -33,7 +33,7 @@ class GatedMLP(eqx.Module):
         gate = constrain(contract("bsd,df->bsf", x, self.gate, policy=policy), "batch", "seq", "mlp")
         up = constrain(contract("bsd,df->bsf", x, self.up, policy=policy), "batch", "seq", "mlp")
         down = contract("bsf,fd->bsd", _gated(activation, gate, up), self.down, policy=policy)
-        return constrain(down, "batch", "residual", None)
+        return constrain_residual(down)
 
 
 @partial(jax.checkpoint, static_argnums=0)
