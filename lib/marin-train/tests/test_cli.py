@@ -92,6 +92,7 @@ def test_bad_input_exits_with_2_and_one_line(command: Command, config_file: Path
         ("run", config_file, "--set", "data.components.0.path=nowhere", "--out", tmp_path / "o"),
         ("run", config_file, "--set", "policy=fastest", "--out", tmp_path / "o"),
         ("eval", tmp_path, tmp_path / "absent"),
+        ("generate", tmp_path, "A", "--num-samples", 0),
     ):
         done = command(*arguments)
         assert (done.code, done.out) == (2, ""), arguments
