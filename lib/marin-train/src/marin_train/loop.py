@@ -110,7 +110,9 @@ def train(
     template = state_template(config, mesh=mesh)
     restored = restore_latest(out / "checkpoints", template, facts=facts)
     state, step = restored or (init_state(config, mesh=mesh), 0)
-    if step:
+    if step == config.steps:
+        logger.info("all %d steps are done", step)
+    elif step:
         logger.info("resuming after step %d of %d", step, config.steps)
     with lost_processes(), ExitStack() as stack:
         metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl") if is_first() else SilentTracker()))
@@ -168,7 +170,8 @@ class _Run:
                 if due.stop and step < self.config.steps:
                     self.writer.wait()
                     raise InterruptedRunError(
-                        f"stopped as asked; saved after step {step} of {self.config.steps}, where the same call goes on"
+                        f"stopped as asked; saved after step {step} of {self.config.steps}, and the same call goes on "
+                        f"from there"
                     )
         self.writer.wait()
 

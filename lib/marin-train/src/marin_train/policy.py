@@ -95,12 +95,16 @@ def by_name(name: str) -> Policy:
     """The policy of that name.
 
     Raises:
-        ConfigError: there is none, with an example of one.
+        ConfigError: there is none, with what its parts may be.
     """
     for policy in _all():
         if policy.name == name:
             return policy
-    raise ConfigError(f"TrainConfig.policy={name!r} is not a policy; use 'auto', or a name such as {Policy().name!r}")
+    parts = (("float32", "bfloat16", "mixed"), get_args(Backend), get_args(Remat), ("scan", "unroll"))
+    raise ConfigError(
+        f"TrainConfig.policy={name!r} is not a policy; use 'auto', or a name such as {Policy().name!r}, of the parts "
+        f"{' - '.join('|'.join(part) for part in parts)}"
+    )
 
 
 def _all() -> list[Policy]:

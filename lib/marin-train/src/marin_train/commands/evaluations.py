@@ -2,11 +2,21 @@
 
 import shutil
 from pathlib import Path
+from typing import Annotated
 
-from marin_train.commands.console import print_result
+import tyro
+
+from marin_train.commands.console import Checkpoint, print_result
 
 
-def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool = False) -> None:
+def evaluate(
+    checkpoint: Checkpoint,
+    store: Annotated[str, tyro.conf.arg(metavar="STORE")],
+    /,
+    *,
+    batch_size: int = 8,
+    json: bool = False,
+) -> None:
     """Score every token of a token store: loss and bits/byte.
 
     Example: marin-train eval runs/nano stores/validation
@@ -29,7 +39,7 @@ def evaluate(checkpoint: Path, store: str, /, *, batch_size: int = 8, json: bool
     print_result(result.to_dict() if json else text)
 
 
-def held_out(checkpoint: Path, /, *, batch_size: int = 8, json: bool = False) -> None:
+def held_out(checkpoint: Checkpoint, /, *, batch_size: int = 8, json: bool = False) -> None:
     """Score what a run's own mixture holds out, component by component.
 
     Example: marin-train held-out runs/nano
@@ -56,7 +66,7 @@ def held_out(checkpoint: Path, /, *, batch_size: int = 8, json: bool = False) ->
     print_result([r.to_dict() for r in results] if json else "\n".join(lines))
 
 
-def blame(run: Path, /, *, step: int, json: bool = False) -> None:
+def blame(run: Annotated[Path, tyro.conf.arg(metavar="RUN")], /, *, step: int, json: bool = False) -> None:
     """Show the documents behind a step's batch, their files, and what each costs the model.
 
     Example: marin-train blame runs/nano --step 321

@@ -1,14 +1,16 @@
 """``generate`` and ``export``: what a trained model is good for, as text and as a directory for others."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from marin_train.commands.console import print_result
+import tyro
+
+from marin_train.commands.console import Checkpoint, print_result
 
 
 def generate(
-    checkpoint: Path,
-    prompt: str,
+    checkpoint: Checkpoint,
+    prompt: Annotated[str, tyro.conf.arg(metavar="PROMPT")],
     /,
     *,
     max_new_tokens: int = 128,
@@ -32,8 +34,11 @@ def generate(
         num_samples: continuations to draw.
         json: print prompt and continuations as JSON.
     """
+    from marin_train.errors import ConfigError
     from marin_train.generation import generate
 
+    if num_samples < 1:
+        raise ConfigError(f"--num-samples {num_samples}: must be at least 1")
     texts = generate(
         checkpoint,
         [prompt] * num_samples,
@@ -42,13 +47,14 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
-    print_result(
-        {"prompt": prompt, "continuations": texts} if json else "\n---\n".join(prompt + text for text in texts)
-    )
+    if json:
+        print_result({"prompt": prompt, "continuations": texts})
+    else:
+        print_result("\n---\n".join(prompt + text for text in texts))
 
 
 def export(
-    checkpoint: Path,
+    checkpoint: Checkpoint,
     /,
     *,
     hf: Path,

@@ -1,11 +1,9 @@
 """``describe`` and ``data``: what a run will be and what it will be trained on, before it is run."""
 
-from pathlib import Path
-
-from marin_train.commands.console import Overrides, print_result
+from marin_train.commands.console import Config, Number, OtherConfig, Overrides, print_result
 
 
-def describe(config: Path, /, *, devices: int | None = None, set_: Overrides = (), json: bool = False) -> None:
+def describe(config: Config, /, *, devices: Number = None, set_: Overrides = (), json: bool = False) -> None:
     """Show a run's parameters, counts, mesh, memory and cost; nothing is allocated and no data are read.
 
     Example: marin-train describe nano.toml
@@ -24,12 +22,12 @@ def describe(config: Path, /, *, devices: int | None = None, set_: Overrides = (
 
 
 def data(
-    config: Path,
+    config: Config,
     /,
     *,
-    steps: int | None = None,
-    diff: Path | None = None,
-    step: int | None = None,
+    steps: Number = None,
+    diff: OtherConfig = None,
+    step: Number = None,
     set_: Overrides = (),
     json: bool = False,
 ) -> None:

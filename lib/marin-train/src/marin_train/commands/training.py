@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marin_train.commands.console import Overrides, Services, print_result
+from marin_train.commands.console import Address, Config, Number, Overrides, Services, Steps, print_result
 
 if TYPE_CHECKING:
     from marin_train.tracking import Tracker
 
 
 def run(
-    config: Path,
+    config: Config,
     /,
     *,
     out: Path,
     set_: Overrides = (),
     tracker: Services = (),
-    profile: str | None = None,
-    coordinator: str | None = None,
-    num_processes: int | None = None,
-    process_id: int | None = None,
+    profile: Steps = None,
+    coordinator: Address = None,
+    num_processes: Number = None,
+    process_id: Number = None,
     json: bool = False,
 ) -> None:
     """Train a model, or go on where a run was stopped.
@@ -36,11 +36,10 @@ def run(
         out: the run's directory.
         set_: override one field, by its dotted name; may be given again.
         tracker: tell wandb, tensorboard or trackio of every step; may be given again.
-        profile: steps to trace into the run's directory, as START:STOP.
-        coordinator: train together with other processes, which meet at this HOST:PORT; or auto, on a cluster that
-            JAX knows.
+        profile: the first and the last step to trace into the run's directory.
+        coordinator: train together with other processes, which meet here; or auto, on a cluster that JAX knows.
         num_processes: how many there are.
-        process_id: which one this is, from 0; the others print nothing.
+        process_id: which one this is, from 0; the others print warnings alone.
         json: print the run's summary as JSON.
     """
     from marin_train.config_files import load
@@ -53,6 +52,8 @@ def run(
     settings, services = load(config, overrides=set_), [make_tracker(name, out) for name in tracker]
     with _chatter_on_stderr(), _progress() as trackers:
         join(coordinator, num_processes=num_processes, process_id=process_id)
+        if not is_first():
+            logging.getLogger("marin_train").setLevel(logging.WARNING)
         result = train(settings, out, trackers=[*trackers, *services], profile=window)
     if not is_first():
         return

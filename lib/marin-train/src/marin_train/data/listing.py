@@ -71,4 +71,12 @@ def to_text(rows: list[RowListing], *, step: int) -> str:
         *((str(r.row), r.component, f"{r.sequence:,}", f"{r.first_token}-{r.last_token}") for r in rows),
     ]
     ask = f"a token's document and file: zephyr inspect {rows[0].store} --token {rows[0].first_token}"
-    return "\n".join([f"step {step}, counted from 0", "", *align(cells, left={1}), "", ask])
+    return "\n".join(
+        [
+            f"step {step}, counted from 0 (metrics.jsonl and blame call it {step + 1})",
+            "",
+            *align(cells, left={1}),
+            "",
+            ask,
+        ]
+    )
