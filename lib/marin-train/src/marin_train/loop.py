@@ -14,12 +14,13 @@ checkpoints written in background threads. Only a checkpoint's copy to the host 
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marin_train.batches import prefetch
+from marin_train.batches import place, prefetch
 from marin_train.certificates import RunFacts
 from marin_train.checkpoints import Cadence, CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
@@ -37,6 +38,8 @@ from marin_train.spikes import SpikeBlame
 from marin_train.tracking import JsonlTracker, SilentTracker, Tracker, read_metrics
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from marin_train.losses import Batch
     from marin_train.train_step import TrainState, TrainStep
 
@@ -98,7 +101,7 @@ def train(
     """
     from marin_train.mesh import check_run, make_mesh
     from marin_train.policy import Policy
-    from marin_train.train_step import init_state, make_train_step, state_template
+    from marin_train.train_step import make_train_step, state_template
 
     out = Path(out_dir)
     mixture = Mixture.of_run(config, steps=config.steps)
@@ -108,8 +111,10 @@ def train(
     logger.info("%s", record.machine)
     facts = _facts(config, record, mixture)
     template = state_template(config, mesh=mesh)
+    policy = Policy.from_dict(record.policy)
+    programs = {w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)}
     restored = restore_latest(out / "checkpoints", template, facts=facts)
-    state, step = restored or (init_state(config, mesh=mesh), 0)
+    state, step = restored or (_begin(config, programs[config.watch_steps == 1], mixture, mesh=mesh), 0)
     if step == config.steps:
         logger.info("all %d steps are done", step)
     elif step:
@@ -120,11 +125,10 @@ def train(
         told = (metrics, *(trackers if is_first() else ()))
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
-        policy = Policy.from_dict(record.policy)
         scorer = make_scorer(config.model, policy=policy, mesh=mesh)
         run = _Run(
             config=config,
-            programs={w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)},
+            programs=programs,
             writer=writer,
             report=Report(config, record, metrics=metrics, trackers=told[1:], step=step, loss_tokens=_loss_tokens(out)),
             evaluation=PeriodicEvaluation.of(
@@ -198,6 +202,17 @@ class _Run:
             for spike in spikes:
                 self.blame.write(spike, state.model, parameters_of=step)
             self.report.restart_clock()
+
+
+def _begin(config: TrainConfig, program: "TrainStep", mixture: Mixture, *, mesh: "Mesh") -> "TrainState":
+    """The state before the first update, drawn while the step that takes it is compiled: each takes seconds to."""
+    from marin_train.train_step import compile_step, init_state
+
+    batch = place(mesh, mixture.sizes.at(0), lambda rows: mixture.batch(0, rows=rows))
+    with ThreadPoolExecutor(1) as beside:
+        drawn = beside.submit(init_state, config, mesh=mesh)
+        compile_step(program, config, batch, mesh=mesh)
+        return drawn.result()
 
 
 def _loss_tokens(out: Path) -> int:

@@ -153,6 +153,11 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
     return jax.jit(train_step, donate_argnums=0, in_shardings=(state, batch), out_shardings=(state, everywhere))
 
 
+def compile_step(program: TrainStep, config: TrainConfig, batch: Batch, *, mesh: Mesh) -> None:
+    """Compiles the step for batches of that shape before there is a state; calling it then finds it compiled."""
+    program.lower(state_template(config, mesh=mesh), batch).compile()  # pyrefly: ignore[missing-attribute]
+
+
 def _gradients_of(config: TrainConfig, policy: Policy, mesh: Mesh) -> Callable[[Any, Batch], LossGradients]:
     """Loss and gradients of a batch, by way of the mesh's stages where it has several."""
     how: dict[str, Any] = {"num_parts": config.accumulation, "mesh": mesh}
