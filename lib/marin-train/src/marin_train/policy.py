@@ -192,8 +192,8 @@ def _built(policy: Policy, probe: Callable[[], Callable[[], object]]) -> Callabl
     try:
         run = probe()
         jax.block_until_ready(run())
-    # Compilers and kernels refuse what they cannot do with any of these; ConfigError is how ours do.
-    except (RuntimeError, ValueError, ConfigError) as error:
+    # Compilers and kernels refuse what they cannot do with either; ours do with a ConfigError, which is a ValueError.
+    except (RuntimeError, ValueError) as error:
         logger.info("policy %s cannot run here: %s", policy.name, (str(error).splitlines() or [repr(error)])[0])
         return None
     return run
