@@ -84,6 +84,7 @@ def whole_run(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> 
             events.append("dispatch")
             return step(state, batch)
 
+        dispatched.lower = step.lower  # by which it is compiled ahead
         return dispatched
 
     def recording_get(tree: Any) -> Any:
