@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -298,6 +299,15 @@ def test_a_directory_that_cannot_be_written_is_refused(tiny_config: MakeConfig, 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file/out cannot be written"):
         train(tiny_config(), tmp_path / "file" / "out")
+
+
+def test_a_step_that_was_compiled_beside_is_not_compiled_again(
+    tiny_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        train(tiny_config(steps=2), tmp_path / "out")
+    compiled = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+    assert compiled.count("train_step") == 1
 
 
 def test_progress_is_logged_one_plain_line_at_a_time(

@@ -25,6 +25,7 @@ from marin_train.configs import DataConfig
 from marin_train.data.packing import Sequences
 from marin_train.data.store import TokenStore
 from marin_train.errors import ConfigError, DivergedError, TokenStoreError
+from marin_train.scorer import make_scorer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +71,16 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
         DivergedError: the loss is not finite.
         TokenStoreError: the store is damaged or empty, has another tokenizer, or no id to begin documents with.
     """
-    import jax
-
-    from marin_train.losses import Batch, token_losses
-
     if batch_size < 1:
         raise ConfigError(f"evaluate(batch_size={batch_size}): must be positive")
     data = TokenStore.open(store)
     trained = load_model(checkpoint)
     _check_fits(data, trained)
     data.verify()
-    score = jax.jit(lambda model, batch: token_losses(model, batch, config=trained.config.model, policy=trained.policy))
+    score = make_scorer(trained.config.model, policy=trained.policy)
     total, supervised, num_supervised, start = 0.0, 0.0, 0, 0
     for windows in _windows(data, trained.config.data, batch_size=batch_size):
-        losses = np.asarray(score(trained.model, Batch(**windows._asdict())), np.float64)[windows.loss_mask]
+        losses = score(trained.model, windows)[windows.loss_mask]
         total += float(losses.sum())
         if data.has_mask:
             counts = data.read_mask(start, start + len(losses))

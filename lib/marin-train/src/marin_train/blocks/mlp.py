@@ -44,7 +44,14 @@ def _gated(activation: Literal["silu", "gelu_tanh"], gate: Array, up: Array) -> 
 
 
 def gated_mlp_parameters(path: str, hidden_dim: int, *, mlp_dim: int, hf_key: str) -> tuple[Parameter, ...]:
-    """The leaves of a `GatedMLP` at `path`."""
+    """The leaves of a `GatedMLP`.
+
+    Args:
+        path: where it is in the model.
+        hidden_dim: width of what it reads and gives.
+        mlp_dim: width between.
+        hf_key: where it is in a Hugging Face checkpoint.
+    """
     wide, narrow = (hidden_dim, mlp_dim), (mlp_dim, hidden_dim)
     return (
         matrix(f"{path}.gate", wide, dims=("embed", "mlp"), hf_key=f"{hf_key}.gate_proj.weight"),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from marin_train.certificates import (
     CERTIFICATE,
     Certificate,
-    DamagedError,
     RunFacts,
     check_data,
     check_same_policy,
@@ -20,7 +19,7 @@ from marin_train.checkpoints import arrays
 from marin_train.checkpoints.retention import checkpoints
 from marin_train.config_files import from_dict
 from marin_train.configs import TrainConfig
-from marin_train.errors import CheckpointError
+from marin_train.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
     from marin_train.policy import Policy
@@ -49,6 +48,7 @@ class TrainedModel:
 
     @property
     def tokenizer_file(self) -> Path:
+        """The tokenizer that it was trained with."""
         return self.path / "tokenizer.json"
 
 
