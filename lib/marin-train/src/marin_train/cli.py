@@ -4,6 +4,7 @@ Results go to standard output, one JSON document with ``--json``; progress and w
 codes: 0 done, 1 something failed or was interrupted, 2 usage or bad input, 3 refused because something drifted.
 """
 
+import io
 import json
 import logging
 import os
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from marin_train.tracking import Tracker
 
 Overrides = Annotated[tuple[str, ...], tyro.conf.arg(name="set", metavar="A.B=C"), tyro.conf.UseAppendAction]
+
+_LESS_MEMORY = "make batches smaller, raise accumulation, or use more devices; marin-train describe says what one holds"
 
 Services = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME"), tyro.conf.UseAppendAction]
 
@@ -148,8 +151,11 @@ def generate(
         num_samples: continuations to draw.
         json: print prompt and continuations as JSON.
     """
+    from marin_train.errors import ConfigError
     from marin_train.generation import generate
 
+    if num_samples < 1:
+        raise ConfigError(f"--num-samples {num_samples}: must be positive")
     texts = generate(
         checkpoint,
         [prompt] * num_samples,
@@ -178,7 +184,7 @@ def export(
         checkpoint: a checkpoint, or a run's directory, whose newest one is taken.
         hf: the directory to write.
         dtype: of the tensors; float32 loses nothing.
-        overwrite: replace the directory where it is there already.
+        overwrite: replace the directory where it is there already, if it holds an exported model and nothing else.
         json: print the directory as JSON.
     """
     from marin_train.hf import export_hf
@@ -289,6 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "data": data,
         "held-out": held_out,
     }
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # no text is lost for what a terminal cannot show of it
     description = "Train, evaluate and sample language models. Exit codes: 0 done, 1 failed, 2 bad input, 3 refused."
     try:
         tyro.extras.subcommand_cli_from_dict(
@@ -309,6 +317,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(141)
     except OSError as error:  # a disk that is full, a file that may not be read
         print(f"marin-train: {error}", file=sys.stderr)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error).lower():  # as XLA says it
+            raise
+        reason = str(error).partition("\n")[0]
+        print(f"marin-train: out of memory ({reason}); {_LESS_MEMORY}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)

@@ -80,6 +80,7 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
     trained = load_model(checkpoint)
     _check_fits(data, trained)
     data.verify()
+    batch_size = min(batch_size, -(-data.num_tokens // trained.config.data.seq_len))
     score = jax.jit(lambda model, batch: token_losses(model, batch, config=trained.config.model, policy=trained.policy))
     total, supervised, num_supervised, start = 0.0, 0.0, 0, 0
     for windows in _windows(data, trained.config.data, batch_size=batch_size):

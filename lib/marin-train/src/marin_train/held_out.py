@@ -154,8 +154,9 @@ def evaluate_held_out(checkpoint: str | Path, *, batch_size: int = 8) -> list[He
         raise ConfigError(f"evaluate_held_out(batch_size={batch_size}): must be positive")
     trained = load_model(checkpoint)
     config = trained.config
-    mixture = Mixture.open(config.data, batch_size=batch_size, vocab_size=config.model.vocab_size)
-    mesh = make_mesh(MeshConfig(data=1))
+    mixture = Mixture.open(config.data, batch_size=1, vocab_size=config.model.vocab_size)
+    held_out = [mixture.validation(part.name).num_sequences for part in config.data.components if part.validation]
+    batch_size, mesh = min(batch_size, max(held_out, default=1)), make_mesh(MeshConfig(data=1))
     scorer = HeldOutScorer(config, policy=trained.policy, mesh=mesh, mixture=mixture, batch_size=batch_size)
     return scorer.score(trained.model)
 

@@ -116,6 +116,9 @@ _WITHOUT_EFFECT = frozenset(
 )
 """They name, start or sample a model, and change no logit."""
 
+_MOST_LAYERS = 100_000
+"""A file that says more is damaged; each of them would be looked for by its name."""
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -130,8 +133,8 @@ def to_model_config(written: Mapping[str, Any], *, where: str = "config.json") -
         HuggingFaceError: naming a field that this trainer does not know, or a value that it does not compute.
         ConfigError: the values make no model.
     """
-    written = text_config(written)
-    dialect = DIALECTS.get(written.get("model_type", ""))
+    written = text_config(written, where=where)
+    dialect = DIALECTS.get(str(written.get("model_type")))
     if dialect is None:
         known = ", ".join(DIALECTS)
         raise HuggingFaceError(f"{where}: model_type={written.get('model_type')!r} is not one of: {known}")
@@ -140,8 +143,8 @@ def to_model_config(written: Mapping[str, Any], *, where: str = "config.json") -
         return _read({**dialect.defaults, **written}, dialect, where=where)
     except MarinTrainError:
         raise
-    except (TypeError, ValueError, AttributeError) as error:
-        raise HuggingFaceError(f"{where} holds a value of another type than expected: {error}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise HuggingFaceError(f"{where} holds a value that makes no model: {error}") from None
 
 
 def from_model_config(config: ModelConfig, *, dtype: str, special_ids: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,13 +183,20 @@ def from_model_config(config: ModelConfig, *, dtype: str, special_ids: Mapping[s
     return written
 
 
-def text_config(written: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that concerns text: all of it, but of a model that sees, too."""
+def text_config(written: Mapping[str, Any], *, where: str = "config.json") -> Mapping[str, Any]:
+    """The part of a configuration that concerns text: all of it, but of a model that sees, too.
+
+    Raises:
+        HuggingFaceError: that part is not fields and values.
+    """
     if written.get("model_type") != "gemma3":
         return written
     shared = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
     shared_values = {name: written[name] for name in shared if name in written}
-    return {"model_type": "gemma3_text", **shared_values, **written.get("text_config", {})}
+    text = written.get("text_config") or {}
+    if not isinstance(text, Mapping):
+        raise HuggingFaceError(f"{where}: text_config={text!r} must be fields and values")
+    return {"model_type": "gemma3_text", **shared_values, **text}
 
 
 def _read(values: dict[str, Any], dialect: Dialect, *, where: str) -> ModelConfig:
@@ -195,6 +205,10 @@ def _read(values: dict[str, Any], dialect: Dialect, *, where: str) -> ModelConfi
     if values["head_dim"] is None:
         width, num_heads = (_typed(values, name, "", where=where) for name in ("hidden_size", "num_attention_heads"))
         values["head_dim"] = width // num_heads
+    if _typed(values, "num_hidden_layers", "", where=where) > _MOST_LAYERS:
+        raise HuggingFaceError(
+            f"{where}: num_hidden_layers={values['num_hidden_layers']} is more than any model has, {_MOST_LAYERS:,}"
+        )
     turns, local = _turns(values, dialect, where=where)
     values["rope_theta"] = turns.pop("rope_theta")
     fields = {ours: _typed(values, theirs, ours, where=where) for theirs, ours in _SHAPE.items()}
