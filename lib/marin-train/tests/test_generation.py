@@ -41,6 +41,7 @@ def _greedy(run: Path, *, max_new_tokens: int) -> list[str]:
 def test_greedy_takes_the_likeliest_token_at_every_step(finished_run: Path) -> None:
     texts = generate(finished_run, PROMPTS, max_new_tokens=8, temperature=0.0)
     assert texts == _greedy(finished_run, max_new_tokens=8)
+    assert texts == generate(finished_run, PROMPTS, max_new_tokens=8, temperature=1e-9)
     assert all(texts)
 
 

@@ -194,7 +194,8 @@ def _draw(key: "Array", logits: "Float[Array, ' vocab']", *, temperature: float,
 
     if temperature == 0:
         return jnp.argmax(logits).astype(jnp.int32)
-    logits = logits / max(temperature, _COLDEST)
+    # The likeliest is at 0 whatever the temperature: far from it, fused and rounded differently, exp would be 0 or inf.
+    logits = (logits - jnp.max(logits)) / max(temperature, _COLDEST)
     if top_p < 1:
         order = jnp.argsort(-logits)
         probabilities = jax.nn.softmax(logits)[order]
