@@ -78,6 +78,7 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
     _check_fits(data, trained)
     data.verify()
     score = make_scorer(trained.config.model, policy=trained.policy)
+    batch_size = min(batch_size, -(-data.num_tokens // trained.config.data.seq_len))
     total, supervised, num_supervised, start = 0.0, 0.0, 0, 0
     for windows in _windows(data, trained.config.data, batch_size=batch_size):
         losses = score(trained.model, windows)[windows.loss_mask]
