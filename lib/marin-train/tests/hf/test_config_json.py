@@ -231,3 +231,8 @@ def test_a_refused_file_is_named(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(MarinTrainError, match=r"config\.json"):
             load_hf(tmp_path)
+
+
+@pytest.mark.parametrize("off", [{"layer_types": None}, {"query_pre_attn_scalar": 0}, {"sliding_window": None}])
+def test_what_another_family_reads_may_stand_in_a_file_where_it_is_off(off):
+    assert to_model_config({"model_type": "llama", **off}) == to_model_config({"model_type": "llama"})

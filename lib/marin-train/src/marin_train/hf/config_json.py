@@ -41,7 +41,9 @@ def to_model_config(written: Mapping[str, Any], *, where: str = "config.json") -
         raise HuggingFaceError(f"{where}: model_type={written.get('model_type')!r} is not one of: {known}")
     _check_fields(written, dialect, where=where)
     try:
-        return _read({**dialect.defaults, **written}, dialect, where=where)
+        # What no dialect knows has been found to be off, and is not read as another dialect's would be.
+        given = {name: value for name, value in written.items() if name in (*dialect.defaults, *ROPE)}
+        return _read({**dialect.defaults, **given}, dialect, where=where)
     except MarinTrainError:
         raise
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
