@@ -38,7 +38,7 @@ def generate(
     from marin_train.generation import generate
 
     if num_samples < 1:
-        raise ConfigError(f"--num-samples {num_samples}: must be at least 1")
+        raise ConfigError(f"--num-samples {num_samples}: must be positive")
     texts = generate(
         checkpoint,
         [prompt] * num_samples,
