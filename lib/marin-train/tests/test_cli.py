@@ -100,6 +100,25 @@ def test_bad_input_exits_with_2_and_one_line(command: Command, config_file: Path
         assert done.err.count("\n") == 1
 
 
+def test_numbers_that_make_no_sense_are_refused(command: Command, config_file: Path, finished_run: Path) -> None:
+    for number in (0, -1):
+        for arguments in (("generate", finished_run, "A", "--num-samples", number),
+                          ("describe", config_file, "--devices", number)):  # fmt: skip
+            done = command(*arguments)
+            assert (done.code, done.out) == (2, "")
+            assert f"{arguments[-2]} {number}: must be positive" in done.err
+    assert "must look like 100:104" in command("run", config_file, "--out", "o", "--profile", "9" * 5000 + ":1").err
+
+
+def test_a_model_that_no_memory_holds_is_told_without_a_traceback(
+    command: Command, config_file: Path, tmp_path: Path
+) -> None:
+    sizes = ("--set", f"model.vocab_size={2**30}", "--set", f"model.hidden_dim={2**20}")
+    done = command("run", config_file, *sizes, "--out", tmp_path / "out")
+    assert (done.code, done.out) == (1, "")
+    assert "out of memory" in done.err.splitlines()[-1]
+
+
 def test_usage_exits_with_2(command: Command) -> None:
     assert command("bogus").code == 2
     assert command("run").code == 2

@@ -62,6 +62,16 @@ def test_an_evaluations_row_leaves_the_line_as_it_is(monkeypatch):
     assert drawn(monkeypatch, 120, row(399), row(400), evaluation) == drawn(monkeypatch, 120, row(399), row(400))
 
 
+def test_rates_are_those_of_the_last_ten_seconds(monkeypatch):
+    slow = [row(step) | {"tokens_per_s": 10.0} for step in range(1, 31)]
+    assert " 2,048 tokens/s" in drawn(monkeypatch, 120, *slow, *(row(step) for step in range(31, 51)))
+
+
+@pytest.mark.parametrize(("seconds", "left"), [(36.0, "1:00:00"), (360.0, "10:00:00"), (3600.0, "4.2 days")])
+def test_long_times_are_told_in_hours_and_days(monkeypatch, seconds, left):
+    assert f" {left} left" in drawn(monkeypatch, 120, row(900) | {"step_time_s": seconds})
+
+
 def test_what_is_logged_meanwhile_stands_on_lines_of_its_own(monkeypatch):
     screen = terminal(monkeypatch, columns=120)
     line, logger = ProgressLine(), logging.Logger("a run")

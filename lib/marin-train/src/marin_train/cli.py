@@ -4,6 +4,7 @@ Results go to standard output, one JSON document with ``--json``; progress and w
 codes: 0 done, 1 something failed or was interrupted, 2 usage or bad input, 3 refused because something drifted.
 """
 
+import io
 import logging
 import os
 import sys
@@ -16,6 +17,8 @@ from marin_train.commands.outputs import export, generate
 from marin_train.commands.plans import data, describe
 from marin_train.commands.training import run
 from marin_train.errors import LostProcessError, MarinTrainError
+
+_LESS_MEMORY = "make batches smaller, raise accumulation, or use more devices; marin-train describe says what one holds"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -35,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "data": data,
         "held-out": held_out,
     }
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # no text is lost for what a terminal cannot show of it
     description = "Train, evaluate and sample language models. Exit codes: 0 done, 1 failed, 2 bad input, 3 refused."
     try:
         tyro.extras.subcommand_cli_from_dict(
@@ -55,6 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(141)
     except OSError as error:  # a disk that is full, a file that may not be read
         print(f"marin-train: {error}", file=sys.stderr)
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error).lower():  # as XLA says it
+            raise
+        reason = str(error).partition("\n")[0]
+        print(f"marin-train: out of memory ({reason}); {_LESS_MEMORY}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(1)

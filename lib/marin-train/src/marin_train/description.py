@@ -10,6 +10,7 @@ from typing import Any
 
 from marin_train.configs import TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
+from marin_train.errors import ConfigError
 from marin_train.tables import align
 
 
@@ -27,12 +28,14 @@ def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str
         is held twice, and ``device_bytes`` of one, by what they are of.
 
     Raises:
-        ConfigError: the model's family is not known, or the mesh cannot share the run out.
+        ConfigError: the model's family is not known, or the mesh cannot share the run out, or there is no device.
     """
     from marin_train import models
     from marin_train.flops import flops_per_token
     from marin_train.mesh import AXES, check_run, mesh_sizes, shard_shape
 
+    if num_devices is not None and num_devices < 1:
+        raise ConfigError(f"--devices {num_devices}: must be positive")
     table = models.family(config.model).parameter_table(config.model)
     sizes = mesh_sizes(config.mesh, num_devices=num_devices or 1)
     check_run(config, sizes)

@@ -125,7 +125,9 @@ def evaluate_held_out(checkpoint: str | Path, *, batch_size: int = 8) -> list[He
         raise ConfigError(f"evaluate_held_out(batch_size={batch_size}): must be positive")
     trained = load_model(checkpoint)
     config = trained.config
-    held_out = HeldOutSequences(config, mixture=Mixture.of_run(config), batch_size=batch_size)
+    mixture = Mixture.of_run(config)
+    sizes = [mixture.validation(part.name).num_sequences for part in config.data.components if part.validation]
+    held_out = HeldOutSequences(config, mixture=mixture, batch_size=min(batch_size, max(sizes, default=1)))
     return held_out.score(trained.model, make_scorer(config.model, policy=trained.policy))
 
 

@@ -208,6 +208,7 @@ def _begin(config: TrainConfig, program: "TrainStep", mixture: Mixture, *, mesh:
     """The state before the first update, drawn while the step that takes it is compiled: each takes seconds to."""
     from marin_train.train_step import compile_step, init_state
 
+    logger.info("compiling the step")
     batch = place(mesh, mixture.sizes.at(0), lambda rows: mixture.batch(0, rows=rows))
     with ThreadPoolExecutor(1) as beside:
         drawn = beside.submit(init_state, config, mesh=mesh)

@@ -74,12 +74,8 @@ class PeriodicEvaluation:
         if not is_first():
             return
         row = add_evaluation(self.path, step, results)
-        logger.info(
-            "step %d: held out, loss %.4f over tokens, %.4f over components",
-            step,
-            row["micro_loss"],
-            row["macro_loss"],
-        )
+        over = f" over tokens, {row['macro_loss']:.4f} over components" if len(results) > 1 else ""
+        logger.info("step %d: held out, loss %.4f%s", step, row["micro_loss"], over)
         for tracker in self.trackers:
             tracker.log(for_trackers(row))
 

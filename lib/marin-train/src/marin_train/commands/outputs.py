@@ -38,7 +38,7 @@ def generate(
     from marin_train.generation import generate
 
     if num_samples < 1:
-        raise ConfigError(f"--num-samples {num_samples}: must be at least 1")
+        raise ConfigError(f"--num-samples {num_samples}: must be positive")
     texts = generate(
         checkpoint,
         [prompt] * num_samples,
@@ -70,7 +70,7 @@ def export(
         checkpoint: a checkpoint, or a run's directory, whose newest one is taken.
         hf: the directory to write.
         dtype: of the tensors; float32 loses nothing.
-        overwrite: replace the directory where it is there already.
+        overwrite: replace the directory where it is there already, if it holds an exported model and nothing else.
         json: print the directory as JSON.
     """
     from marin_train.hf import export_hf

@@ -19,6 +19,9 @@ from marin_train.errors import HuggingFaceError, MarinTrainError
 from marin_train.hf.dialects import DIALECTS, FULL, SHAPE, SLIDING, WITHOUT_EFFECT, Dialect, text_config
 from marin_train.hf.rotary_fields import ROPE, read_scaling, read_turns, write_turns
 
+_MOST_LAYERS = 100_000
+"""A file that says more is damaged; each of them would be looked for by its name."""
+
 
 def to_model_config(written: Mapping[str, Any], *, where: str = "config.json") -> ModelConfig:
     """The configuration that a ``config.json`` states.
@@ -31,18 +34,20 @@ def to_model_config(written: Mapping[str, Any], *, where: str = "config.json") -
         HuggingFaceError: naming a field that this trainer does not know, or a value that it does not compute.
         ConfigError: the values make no model.
     """
-    written = text_config(written)
-    dialect = DIALECTS.get(written.get("model_type", ""))
+    written = text_config(written, where=where)
+    dialect = DIALECTS.get(str(written.get("model_type")))
     if dialect is None:
         known = ", ".join(DIALECTS)
         raise HuggingFaceError(f"{where}: model_type={written.get('model_type')!r} is not one of: {known}")
     _check_fields(written, dialect, where=where)
     try:
-        return _read({**dialect.defaults, **written}, dialect, where=where)
+        # What no dialect knows has been found to be off, and is not read as another dialect's would be.
+        given = {name: value for name, value in written.items() if name in (*dialect.defaults, *ROPE)}
+        return _read({**dialect.defaults, **given}, dialect, where=where)
     except MarinTrainError:
         raise
-    except (TypeError, ValueError, AttributeError) as error:
-        raise HuggingFaceError(f"{where} holds a value of another type than expected: {error}") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise HuggingFaceError(f"{where} holds a value that makes no model: {error}") from None
 
 
 def from_model_config(config: ModelConfig, *, dtype: str, special_ids: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,6 +92,10 @@ def _read(values: dict[str, Any], dialect: Dialect, *, where: str) -> ModelConfi
     if values["head_dim"] is None:
         width, num_heads = (_typed(values, name, "", where=where) for name in ("hidden_size", "num_attention_heads"))
         values["head_dim"] = width // num_heads
+    if _typed(values, "num_hidden_layers", "", where=where) > _MOST_LAYERS:
+        raise HuggingFaceError(
+            f"{where}: num_hidden_layers={values['num_hidden_layers']} is more than any model has, {_MOST_LAYERS:,}"
+        )
     turns, local = read_turns(values, dialect, where=where)
     values["rope_theta"] = turns.pop("rope_theta")
     fields = {ours: _typed(values, theirs, ours, where=where) for theirs, ours in SHAPE.items()}

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from marin_train.errors import HuggingFaceError
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 """What a layer sees, in ``layer_types`` and in ``rope_parameters``."""
 
@@ -92,10 +94,17 @@ WITHOUT_EFFECT = frozenset(
 """They name, start or sample a model, and change no logit."""
 
 
-def text_config(written: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that concerns text: all of it, but of a model that sees, too."""
+def text_config(written: Mapping[str, Any], *, where: str = "config.json") -> Mapping[str, Any]:
+    """The part of a configuration that concerns text: all of it, but of a model that sees, too.
+
+    Raises:
+        HuggingFaceError: that part is not fields and values.
+    """
     if written.get("model_type") != "gemma3":
         return written
     shared = ("bos_token_id", "eos_token_id", "tie_word_embeddings")
     shared_values = {name: written[name] for name in shared if name in written}
-    return {"model_type": "gemma3_text", **shared_values, **written.get("text_config", {})}
+    text = written.get("text_config") or {}
+    if not isinstance(text, Mapping):
+        raise HuggingFaceError(f"{where}: text_config={text!r} must be fields and values")
+    return {"model_type": "gemma3_text", **shared_values, **text}

@@ -5,6 +5,7 @@ that looks whole. Remote directories are fetched to a temporary one before they 
 """
 
 import dataclasses
+import glob
 import json
 import shutil
 import tempfile
@@ -81,7 +82,7 @@ def save_hf(
         special_ids: ``bos`` and ``eos``; an id, several, or None.
         dtype: of the tensors; ``float32`` loses nothing.
         shard_bytes: a file's tensors have so many bytes at most; more are spread over several files.
-        overwrite: replace a directory that is there.
+        overwrite: replace a directory that is there, if it holds an exported model and nothing else.
 
     Returns:
         The directory.
@@ -132,7 +133,7 @@ def export_hf(
         path: see `save_hf`, as for the rest.
         dtype: of the tensors.
         shard_bytes: of a file's tensors, at most.
-        overwrite: replace a directory that is there.
+        overwrite: replace a directory that is there, if it holds an exported model and nothing else.
 
     Raises:
         CheckpointError: there is no whole checkpoint.
@@ -211,8 +212,14 @@ def _write_whole(path: str | Path, fill: Callable[[Path], None], *, overwrite: b
     leftover = f".{final.name}.writing-"
     if not overwrite and final.exists() and (not final.is_dir() or any(final.iterdir())):
         raise HuggingFaceError(f"{final} is there already; choose another directory, or overwrite it")
+    there = final.iterdir() if final.is_dir() else [final] if final.exists() else []
+    if foreign := sorted(file.name for file in there if not _is_exported(file)):
+        raise HuggingFaceError(
+            f"{final} is not overwritten: {foreign[0]} is there, which no export writes; remove it, or choose another "
+            f"directory"
+        )
     final.parent.mkdir(parents=True, exist_ok=True)
-    for old in final.parent.glob(f"{leftover}*"):
+    for old in final.parent.glob(f"{glob.escape(leftover)}*"):
         shutil.rmtree(old, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=leftover, dir=final.parent))
     try:
@@ -228,6 +235,12 @@ def _write_whole(path: str | Path, fill: Callable[[Path], None], *, overwrite: b
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
+
+
+def _is_exported(file: Path) -> bool:
+    """Whether it has a name that an export gives; all else is somebody's, and not to be lost."""
+    known = ("config.json", "model.safetensors.index.json", *TOKENIZER_FILES)
+    return file.is_file() and (file.name in known or file.suffix == ".safetensors")
 
 
 @contextmanager

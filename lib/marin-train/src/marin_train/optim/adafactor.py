@@ -1,7 +1,8 @@
 """Adafactor: second moments as the product of a row's and a column's, so that a matrix costs a vector of state.
 
 Its rate is relative: an update is scaled by its parameter's root mean square. Both that and the clip of an update are
-over a whole leaf, all layers of a stack together.
+over a whole leaf, all layers of a stack together and what pads a vocabulary too: under this rule alone
+``vocab_multiple`` changes what is learnt, by about the share that is padding.
 
 See: Shazeer and Stern 2018, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (arXiv 1804.04235).
 """
