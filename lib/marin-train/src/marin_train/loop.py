@@ -28,6 +28,7 @@ from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.distributed import first_then_rest, is_first, lost_processes, wait_for_all
 from marin_train.durability import to_json, write_whole
 from marin_train.errors import ExhaustedError, InterruptedRunError
+from marin_train.initial import first_state
 from marin_train.periodic_evaluation import PeriodicEvaluation
 from marin_train.profiling import Profiler, ProfileWindow
 from marin_train.reporting import Report
@@ -114,7 +115,7 @@ def train(
     policy = Policy.from_dict(record.policy)
     programs = {w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)}
     restored = restore_latest(out / "checkpoints", template, facts=facts)
-    state, step = restored or (_begin(config, programs[config.watch_steps == 1], mixture, mesh=mesh), 0)
+    state, step = restored or (_begin(config, record, programs[config.watch_steps == 1], mixture, mesh), 0)
     if step == config.steps:
         logger.info("all %d steps are done", step)
     elif step:
@@ -204,16 +205,18 @@ class _Run:
             self.report.restart_clock()
 
 
-def _begin(config: TrainConfig, program: "TrainStep", mixture: Mixture, *, mesh: "Mesh") -> "TrainState":
-    """The state before the first update, drawn while the step that takes it is compiled: each takes seconds to."""
-    from marin_train.train_step import compile_step, init_state
+def _begin(
+    config: TrainConfig, record: RunRecord, program: "TrainStep", mixture: Mixture, mesh: "Mesh"
+) -> "TrainState":
+    """The state before the first update, made while the step that takes it is compiled: each takes seconds to."""
+    from marin_train.train_step import compile_step
 
     logger.info("compiling the step")
     batch = place(mesh, mixture.sizes.at(0), lambda rows: mixture.batch(0, rows=rows))
     with ThreadPoolExecutor(1) as beside:
-        drawn = beside.submit(init_state, config, mesh=mesh)
+        state = beside.submit(first_state, config, mesh=mesh, fingerprint=record.init_fingerprint)
         compile_step(program, config, batch, mesh=mesh)
-        return drawn.result()
+        return state.result()
 
 
 def _loss_tokens(out: Path) -> int:

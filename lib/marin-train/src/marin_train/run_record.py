@@ -39,6 +39,7 @@ class RunRecord:
         peak_flops: FLOP/s of this machine's matrix products under that policy.
         matmul_flops_float32: FLOP/s of its float32 products, whatever the policy.
         stores: mixture component -> sha256 of its token store's manifest.
+        init_fingerprint: of what `TrainConfig.init_from` named when the run began.
         chosen_earlier: whether the policy is what an earlier run of that shape chose on this machine.
     """
 
@@ -50,6 +51,7 @@ class RunRecord:
     matmul_flops_float32: float
     stores: dict[str, str]
     chosen_earlier: bool = False
+    init_fingerprint: str | None = None
 
     @property
     def machine(self) -> str:
@@ -81,8 +83,10 @@ def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]
         check_same_run(record.config, config, where=out_dir)
         return record
     _check_unused(out_dir)
+    from marin_train.initial import examine_source
     from marin_train.measurements import measure
 
+    fingerprint = examine_source(config)
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         measured = measure(config)
@@ -95,6 +99,7 @@ def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]
             peak_flops=measured.rates[policy.operands],
             matmul_flops_float32=measured.rates["float32"],
             chosen_earlier=measured.is_earlier,
+            init_fingerprint=fingerprint,
             stores=dict(stores),
         )
         write_whole(file, to_json(asdict(record)))

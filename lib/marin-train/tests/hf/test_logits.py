@@ -50,16 +50,20 @@ def test_every_device_is_given_its_part_of_a_leaf() -> None:
     script = """
 import sys
 import jax, numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from marin_train import mesh
+from marin_train.configs import MeshConfig
 from marin_train.hf import load_hf
-devices = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
-axes = {"embed": "data", "vocab": "model", "heads": "model", "mlp": "model"}
-mesh.sharding = lambda mesh, dims: NamedSharding(mesh, PartitionSpec(*(axes.get(dim) for dim in dims)))
-whole, spread = (load_hf(sys.argv[1], vocab_multiple=16, mesh=m).model for m in (None, devices))
-assert spread.embed.addressable_shards[0].data.shape == (32, 8)
-for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(spread), strict=True):
+from marin_train.mesh import make_mesh, shard_shape
+from marin_train.models import family
+mesh = make_mesh(MeshConfig(data=2, model=2))
+whole, spread = (load_hf(sys.argv[1], vocab_multiple=16, mesh=m) for m in (None, mesh))
+table = {p.path: p for p in family(whole.config).parameter_table(whole.config)}
+for (path, one), other in zip(
+    jax.tree_util.tree_leaves_with_path(whole.model), jax.tree.leaves(spread.model), strict=True
+):
     np.testing.assert_array_equal(one, other)
+    leaf = table[jax.tree_util.keystr(path, simple=True, separator=".")]
+    assert other.addressable_shards[0].data.shape == shard_shape(leaf.dims, leaf.shape, mesh.shape), leaf.path
+assert spread.model.embed.addressable_shards[0].data.shape == (32, 8)
 """
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     subprocess.run([sys.executable, "-c", script, str(FIXTURES / "llama-half")], env=env, check=True)

@@ -19,7 +19,7 @@ A file an idea: `cadence` (after which steps), `snapshots` (the step is blocked 
 
 from marin_train.checkpoints.arrays import named_leaves
 from marin_train.checkpoints.cadence import Cadence
-from marin_train.checkpoints.reading import TrainedModel, find, load_model, restore_latest
+from marin_train.checkpoints.reading import TrainedModel, find, load_model, load_parameters, read_config, restore_latest
 from marin_train.checkpoints.retention import checkpoints
 from marin_train.checkpoints.writing import CheckpointWriter
 
@@ -30,6 +30,8 @@ __all__ = [
     "checkpoints",
     "find",
     "load_model",
+    "load_parameters",
     "named_leaves",
+    "read_config",
     "restore_latest",
 ]

@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,24 +98,57 @@ def load_model(path: str | Path) -> TrainedModel:
     from marin_train.train_step import state_template
 
     found = find(path)
-    try:
+    with _undamaged(found):
         certificate = read_certificate(found)
-        config = from_dict(TrainConfig, _read_json(found / "config.json"))
+        config = read_config(found)
         template = state_template(config, mesh=one_device()).model
-        # What is run is the moving average, where one was kept; it has the model's leaves.
-        part = "ema" if "ema" in certificate.leaves else "model"
-        wanted = {f"{part}.{name}": leaf for name, leaf in arrays.named_leaves(template).items()}
-        leaves = _load_part(found, part, wanted, certificate)
-        policy = Policy.from_dict(_read_json(found / "policy.json"))
+        return TrainedModel(
+            path=found,
+            model=_load_parameters(found, template, certificate),
+            config=config,
+            policy=Policy.from_dict(_read_json(found / "policy.json")),
+            special_ids=certificate.special_ids,
+        )
+
+
+def load_parameters(path: str | Path, template: Any) -> Any:
+    """The parameters of a checkpoint, as `load_model` chooses them, for another run.
+
+    Args:
+        path: a checkpoint's directory, or a run's.
+        template: the model's leaves: shapes, types and places.
+
+    Raises:
+        CheckpointError: there is no checkpoint, it is damaged, or it has other leaves.
+    """
+    found = find(path)
+    with _undamaged(found):
+        return _load_parameters(found, template, read_certificate(found))
+
+
+def read_config(checkpoint: Path) -> TrainConfig:
+    """The configuration of the run that wrote a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    with _undamaged(checkpoint):
+        return from_dict(TrainConfig, _read_json(checkpoint / "config.json"))
+
+
+@contextmanager
+def _undamaged(checkpoint: Path) -> Generator[None]:
+    try:
+        yield
     except DamagedError as error:
-        raise CheckpointError(f"{found} is damaged: {error}; use another checkpoint of the run") from None
-    return TrainedModel(
-        path=found,
-        model=arrays.replace_leaves(template, leaves, prefix=f"{part}."),
-        config=config,
-        policy=policy,
-        special_ids=certificate.special_ids,
-    )
+        raise CheckpointError(f"{checkpoint} is damaged: {error}; use another checkpoint of the run") from None
+
+
+def _load_parameters(found: Path, template: Any, certificate: Certificate) -> Any:
+    # What is run is the moving average, where one was kept; it has the model's leaves.
+    part = "ema" if "ema" in certificate.leaves else "model"
+    wanted = {f"{part}.{name}": leaf for name, leaf in arrays.named_leaves(template).items()}
+    return arrays.replace_leaves(template, _load_part(found, part, wanted, certificate), prefix=f"{part}.")
 
 
 def find(path: str | Path) -> Path:

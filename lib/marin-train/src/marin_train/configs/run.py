@@ -80,6 +80,8 @@ class TrainConfig:
     """How model and batch are spread over devices."""
     seed: int = 0
     """Of the initial parameters; `DataConfig.seed` is that of the data's order."""
+    init_from: str | None = None
+    """A checkpoint, a run or a Hugging Face directory whose parameters the run begins with; None draws them."""
     z_loss: float = 0.0
     """Weight of the squared log of the softmax's normaliser, beside the cross-entropy."""
     policy: str = "auto"

@@ -10,6 +10,6 @@ model; only the spelling of ``config.json`` has to be told, family by family, in
 over exactly, in either direction, is refused by name: a checkpoint that loads with other logits is worse than none.
 """
 
-from marin_train.hf.directories import HfModel, export_hf, load_hf, save_hf
+from marin_train.hf.directories import HfModel, export_hf, load_hf, read_model_config, save_hf
 
-__all__ = ["HfModel", "export_hf", "load_hf", "save_hf"]
+__all__ = ["HfModel", "export_hf", "load_hf", "read_model_config", "save_hf"]

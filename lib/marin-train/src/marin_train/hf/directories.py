@@ -154,6 +154,26 @@ def export_hf(
     )
 
 
+def read_model_config(directory: str | Path) -> ModelConfig:
+    """The shape that a Hugging Face directory on this machine states; its parameters are not looked at.
+
+    Raises:
+        HuggingFaceError: ``config.json`` is damaged, or states a model that is not computed here, naming why.
+    """
+    file = Path(directory) / "config.json"
+    return to_model_config(_read_fields(file), where=str(file))
+
+
+def _read_fields(file: Path) -> dict[str, Any]:
+    try:
+        written = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise HuggingFaceError(f"{file} cannot be read: {error}") from None
+    if not isinstance(written, dict):
+        raise HuggingFaceError(f"{file} holds {type(written).__name__}, expected the fields of a model")
+    return written
+
+
 def _load(directory: Path, *, mesh: "Mesh | None", vocab_multiple: int) -> HfModel:
     import jax
     from jax.sharding import SingleDeviceSharding
@@ -163,14 +183,8 @@ def _load(directory: Path, *, mesh: "Mesh | None", vocab_multiple: int) -> HfMod
     from marin_train.mesh import sharding
     from marin_train.parameters import build
 
-    file = directory / "config.json"
-    try:
-        written = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise HuggingFaceError(f"{file} cannot be read: {error}") from None
-    if not isinstance(written, dict):
-        raise HuggingFaceError(f"{file} holds {type(written).__name__}, expected the fields of a model")
-    config = dataclasses.replace(to_model_config(written, where=str(file)), vocab_multiple=vocab_multiple)
+    written = _read_fields(directory / "config.json")
+    config = dataclasses.replace(read_model_config(directory), vocab_multiple=vocab_multiple)
     family = models.family(config)
     table = family.parameter_table(config)
     first = SingleDeviceSharding(jax.devices()[0])
@@ -180,7 +194,7 @@ def _load(directory: Path, *, mesh: "Mesh | None", vocab_multiple: int) -> HfMod
     files.check(shapes(table), ignored=ignored)
     if ignored and not files.equal("model.embed_tokens.weight", *ignored):
         raise HuggingFaceError(f"{directory}: tie_word_embeddings=True, but lm_head.weight is not the embedding")
-    leaves = {p.path: files.read(p, first if mesh is None else sharding(mesh, p.dims)) for p in table}
+    leaves = {p.path: files.read(p, first if mesh is None else sharding(mesh, p.dims, shape=p.shape)) for p in table}
     text = text_config(written)
     return HfModel(
         config=config,
