@@ -177,7 +177,7 @@ def _load(directory: Path, *, mesh: "Mesh | None", vocab_multiple: int) -> HfMod
     file = directory / "config.json"
     try:
         written = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise HuggingFaceError(f"{file} cannot be read: {error}") from None
     if not isinstance(written, dict):
         raise HuggingFaceError(f"{file} holds {type(written).__name__}, expected the fields of a model")
