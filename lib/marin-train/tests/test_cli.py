@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,6 +92,7 @@ def test_bad_input_exits_with_2_and_one_line(command: Command, config_file: Path
         ("run", config_file, "--set", "data.components.0.path=nowhere", "--out", tmp_path / "o"),
         ("run", config_file, "--set", "policy=fastest", "--out", tmp_path / "o"),
         ("eval", tmp_path, tmp_path / "absent"),
+        ("generate", tmp_path, "A", "--num-samples", 0),
     ):
         done = command(*arguments)
         assert (done.code, done.out) == (2, ""), arguments
@@ -137,11 +139,12 @@ def test_divergence_exits_with_1(command: Command, config_file: Path, tmp_path: 
     assert "learning_rate" in done.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["run", "eval", "generate", "describe"])
-def test_help_shows_an_example(command: Command, name: str) -> None:
+@pytest.mark.parametrize("name", ["run", "eval", "generate", "export", "blame", "describe", "data", "held-out"])
+def test_help_shows_an_example_and_says_what_every_value_is(command: Command, name: str) -> None:
     done = command(name, "--help")
     assert done.code == 0
     assert f"Example: marin-train {name}" in done.out
+    assert not {"STR", "None"} & set(re.findall(r"\w+", done.out))
 
 
 def test_help_costs_no_jax() -> None:

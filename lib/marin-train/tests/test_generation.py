@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from marin_train import models
 from marin_train.checkpoints import load_model
 from marin_train.errors import ConfigError
-from marin_train.generation import _draw, generate
+from marin_train.generation import draw_token, generate
 from marin_train.models import decoder
 
 PROMPTS = ["ABC", "", "#%'+"]
@@ -97,7 +97,7 @@ def test_a_prompt_that_is_not_unicode_is_refused(finished_run: Path) -> None:
 
 def _frequencies(logits: list[float], *, temperature: float, top_p: float) -> np.ndarray:
     keys = jax.random.split(jax.random.key(0), 4000)
-    draw = jax.vmap(lambda key: _draw(key, jnp.array(logits), temperature=temperature, top_p=top_p))
+    draw = jax.vmap(lambda key: draw_token(key, jnp.array(logits), temperature=temperature, top_p=top_p))
     return np.bincount(np.asarray(draw(keys)), minlength=len(logits)) / 4000
 
 

@@ -125,9 +125,12 @@ def _override(values: Any, override: str) -> None:
     *parents, last = name.split(".")
     node = values
     for key in parents:
-        if isinstance(node, dict) and node.get(key) is None:
-            node[key] = {}  # a group that is absent, or null as an optional one may be
-        node = node[_index(node, key, name) if isinstance(node, list) else key]
+        if isinstance(node, list):
+            node = node[_index(node, key, name)]
+        else:
+            if node.get(key) is None:
+                node[key] = {}  # a group that is absent, or null as an optional one may be
+            node = node[key]
         if not isinstance(node, dict | list):
             raise ConfigError(f"override {_shown(name)}: {_shown(key)} is a value, not a group of fields")
     if isinstance(node, list):

@@ -172,7 +172,7 @@ def _fill(
     def step(rows: _Rows) -> _Rows:
         scores = logits(rows.hidden[:, None], head, config=config, policy=policy)[:, 0]
         keys = jax.vmap(lambda row, at: jax.random.fold_in(jax.random.fold_in(key, row), at))(each, rows.ends)
-        drawn = jax.vmap(partial(_draw, temperature=temperature, top_p=top_p))(keys, scores)
+        drawn = jax.vmap(partial(draw_token, temperature=temperature, top_p=top_p))(keys, scores)
         done = rows.done if eos is None else rows.done | (drawn == eos)
         # A row that is done writes its last token again.
         at = jnp.minimum(rows.ends, width - 1)
@@ -187,8 +187,15 @@ def _fill(
     return rows.tokens, rows.ends
 
 
-def _draw(key: "Array", logits: "Float[Array, ' vocab']", *, temperature: float, top_p: float) -> "Int[Array, '']":
-    """One token id; among equally likely ones at the edge of ``top_p``, those of lower id are kept."""
+def draw_token(key: "Array", logits: "Float[Array, ' vocab']", *, temperature: float, top_p: float) -> "Int[Array, '']":
+    """One token id; among equally likely ones at the edge of ``top_p``, those of lower id are kept.
+
+    Args:
+        key: of the draw.
+        logits: of every token.
+        temperature: 0 takes the likeliest.
+        top_p: see `generate`.
+    """
     import jax
     import jax.numpy as jnp
 

@@ -136,6 +136,14 @@ def test_presets_are_what_published_files_say(preset: ModelConfig, published: di
     assert to_model_config(published) == preset
 
 
+def test_a_gemma_without_windows_has_a_width_for_the_mask_that_transformers_makes() -> None:
+    shape = {"hidden_dim": 8, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "mlp_dim": 8}
+    config = ModelConfig(family="gemma3", vocab_size=16, max_seq_len=32, **shape)
+    written = from_model_config(config, dtype="float32", special_ids={})
+    assert (written["sliding_window"], set(written["layer_types"])) == (32, {FULL})
+    assert to_model_config(written).sliding_window is None
+
+
 def test_what_a_file_leaves_out_is_what_transformers_takes() -> None:
     config = to_model_config({"model_type": "llama", "num_attention_heads": 16, "num_key_value_heads": None})
     assert (config.head_dim, config.num_kv_heads, config.rope_theta, config.tie_embeddings) == (256, 16, 1e4, False)
@@ -227,3 +235,8 @@ def test_a_refused_file_is_named(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(MarinTrainError, match=r"config\.json"):
             load_hf(tmp_path)
+
+
+@pytest.mark.parametrize("off", [{"layer_types": None}, {"query_pre_attn_scalar": 0}, {"sliding_window": None}])
+def test_what_another_family_reads_may_stand_in_a_file_where_it_is_off(off):
+    assert to_model_config({"model_type": "llama", **off}) == to_model_config({"model_type": "llama"})
