@@ -1,8 +1,13 @@
-"""Our step. Usage: training_ours.py SHAPE TOKENS WEIGHTS POLICY; writes its first weights to WEIGHTS where absent."""
+"""Our step. Usage: training_ours.py SHAPE TOKENS WEIGHTS POLICY; writes its first weights to WEIGHTS where absent.
+
+Starting means the first start on a machine: what earlier ones chose is not looked at.
+"""
 
 # ruff: noqa: E402 (what importing takes is measured)
 
+import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +22,9 @@ import numpy as np
 from marin_train import Component, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from marin_train.checkpoints import named_leaves
 from marin_train.losses import BLOCK_TOKENS, Batch
+from marin_train.measurements import measure
 from marin_train.mesh import make_mesh
-from marin_train.policy import Policy, choose
+from marin_train.policy import Policy
 from marin_train.train_step import init_state, make_train_step
 
 imports = time.perf_counter() - started
@@ -60,7 +66,9 @@ def main() -> None:
     shape, tokens = read_shape()
     config, weights = make_config(shape, sys.argv[4]), Path(sys.argv[3])
     begun = time.perf_counter()
-    policy, mesh = choose(config), make_mesh(config.mesh)
+    with tempfile.TemporaryDirectory() as empty:
+        os.environ["MARIN_CACHE"] = empty
+        policy, mesh = measure(config).policy, make_mesh(config.mesh)
     chosen = time.perf_counter() - begun
     state: Any = init_state(config, mesh=mesh)
     if not weights.exists():
