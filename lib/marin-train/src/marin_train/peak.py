@@ -8,7 +8,7 @@ settle which operands a policy has (`marin_train.policy.choose`).
 
 import math
 import time
-from collections.abc import Iterable
+from functools import cache
 
 from marin_train.policy import Policy, Precision
 
@@ -18,7 +18,8 @@ _SECONDS = 0.2
 """For each type of operands."""
 
 
-def peak_flops(operands: Iterable[Precision]) -> dict[Precision, float]:
+@cache  # of the machine, and so the same for all runs that a process starts
+def peak_flops(operands: tuple[Precision, ...]) -> dict[Precision, float]:
     """The best rate of a square float32 product, over all devices: FLOP/s, two a multiply-add.
 
     Args:

@@ -95,12 +95,16 @@ def by_name(name: str) -> Policy:
     """The policy of that name.
 
     Raises:
-        ConfigError: there is none, with an example of one.
+        ConfigError: there is none, with what its parts may be.
     """
     for policy in _all():
         if policy.name == name:
             return policy
-    raise ConfigError(f"TrainConfig.policy={name!r} is not a policy; use 'auto', or a name such as {Policy().name!r}")
+    parts = (("float32", "bfloat16", "mixed"), get_args(Backend), get_args(Remat), ("scan", "unroll"))
+    raise ConfigError(
+        f"TrainConfig.policy={name!r} is not a policy; use 'auto', or a name such as {Policy().name!r}, of the parts "
+        f"{' - '.join('|'.join(part) for part in parts)}"
+    )
 
 
 def _all() -> list[Policy]:
@@ -188,8 +192,8 @@ def _built(policy: Policy, probe: Callable[[], Callable[[], object]]) -> Callabl
     try:
         run = probe()
         jax.block_until_ready(run())
-    # Compilers and kernels refuse what they cannot do with any of these; ConfigError is how ours do.
-    except (RuntimeError, ValueError, ConfigError) as error:
+    # Compilers and kernels refuse what they cannot do with either; ours do with a ConfigError, which is a ValueError.
+    except (RuntimeError, ValueError) as error:
         logger.info("policy %s cannot run here: %s", policy.name, (str(error).splitlines() or [repr(error)])[0])
         return None
     return run

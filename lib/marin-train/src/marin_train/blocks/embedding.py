@@ -1,10 +1,12 @@
-"""The rows of an embedding, where it is spread over devices by rows and columns.
+"""The embedding and the head: a row and a column a token, padded alike, or one matrix that serves as both.
 
-Each device looks up what it holds, and rows of zeros for the tokens that others hold: their sum over the devices that
-share the vocabulary out is every token's row. So what is sent is activations and a device's own rows, and nothing of
-the size of the vocabulary; the compiler's own choice would gather the whole matrix on every device.
+Where the embedding is spread over devices by rows and columns, each device looks up what it holds, and rows of zeros
+for the tokens that others hold: their sum over the devices that share the vocabulary out is every token's row. So what
+is sent is activations and a device's own rows, and nothing of the size of the vocabulary; the compiler's own choice
+would gather the whole matrix on every device.
 
-See: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), section 3, for vocabulary-parallel embeddings.
+See: Press and Wolf 2017, "Using the Output Embedding to Improve Language Models" (arXiv 1608.05859), for one matrix;
+Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), section 3, for vocabulary-parallel embeddings.
 """
 
 import math
@@ -13,7 +15,29 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from marin_train.configs import ModelConfig
 from marin_train.mesh import RULES, axis_sizes, over_mesh
+from marin_train.parameters import Normal, Parameter, matrix
+
+
+def vocabulary_parameters(config: ModelConfig) -> tuple[Parameter, ...]:
+    """The leaf ``embed`` and, unless the head is its transpose, the leaf ``output``."""
+    vocab, hidden = config.padded_vocab_size, config.hidden_dim
+    padding = vocab - config.vocab_size
+    embed = Parameter(
+        path="embed",
+        shape=(vocab, hidden),
+        dims=("vocab", "embed"),
+        role="embed",
+        init=Normal(hidden**-0.5),
+        hf_key="model.embed_tokens.weight",
+        padding=padding,
+        multiplied=1.0 if config.tie_embeddings else 0.0,
+    )
+    output = matrix(
+        "output", (hidden, vocab), dims=("embed", "vocab"), hf_key="lm_head.weight", role="head", padding=padding
+    )
+    return (embed,) if config.tie_embeddings else (embed, output)
 
 
 def look_up(table: Float[Array, "vocab embed"], tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:

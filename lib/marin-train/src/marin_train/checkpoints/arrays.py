@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marin_train.certificates import DamagedError, Leaf
+from marin_train.checkpoints.memory import blocks_given_back
 from marin_train.digests import MODULUS, add_up
 from marin_train.errors import CheckpointError
 
@@ -86,7 +87,7 @@ def load_leaves(path: Path, wanted: Mapping[str, "jax.ShapeDtypeStruct"]) -> dic
     default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     leaves: dict[str, jax.Array] = {}
     try:
-        with _checkpointer() as checkpointer:
+        with blocks_given_back(), _checkpointer() as checkpointer:
             for group in _groups(wanted):
                 arguments = {
                     name: ocp.ArrayRestoreArgs(
