@@ -50,7 +50,7 @@ class StopRequest:
             found = Path(self._notice).stat() if self._notice else None
         except OSError:
             return None
-        return found and (found.st_ino, found.st_mtime_ns)
+        return None if found is None else (found.st_ino, found.st_mtime_ns)
 
 
 @contextmanager

@@ -172,6 +172,10 @@ def test_what_a_file_leaves_out_is_what_transformers_takes() -> None:
         (LLAMA | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "without a factor"),
         (LLAMA | {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "truncate": False}}, "truncate"),
+        (
+            LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "rope_scaling says rope_type='linear', rope_parameters 'default'",
+        ),
         (GEMMA | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0"),
         (GEMMA | {"layer_types": [FULL, SLIDING] * 3 + [FULL]}, "layer_types"),
         (GEMMA | {"rope_parameters": {SLIDING: {"rope_type": "linear", "factor": 2.0}}}, SLIDING),

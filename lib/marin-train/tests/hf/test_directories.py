@@ -130,6 +130,10 @@ def test_damaged_and_absent_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
     with pytest.raises(HuggingFaceError, match=r"model-1\.safetensors, which is not there"):
         load_hf(tmp_path)
+    for content in ('{"weight_map": {"a": 5}}', '{"weight_map": {"a": "../b.safetensors"}}', "[" * 100_000):
+        (tmp_path / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(HuggingFaceError, match=r"index\.json (names|cannot be read)"):
+            load_hf(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"half a file")
     with pytest.raises(HuggingFaceError, match=r"model\.safetensors cannot be read"):
         load_hf(tmp_path)

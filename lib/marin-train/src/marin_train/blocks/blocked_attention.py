@@ -5,6 +5,10 @@ keeps every array of its body small enough for a cache. The backward pass recomp
 log-sum-exp, so that what is kept is linear in the sequence; it recomputes them transposed (keys by queries), because
 then two of its three products sum over the dim that lies contiguous in memory, and only one over the dim that does not.
 
+Loops write over what they have read: a head's output takes the place of its query in a copy that they would need
+anyway, its gradients the place of the head. Buffers of zeros to write to, which a compiled loop else begins with, the
+compiler would make for all layers at the start of the program, and hold until each is used.
+
 See: Dao et al. 2022, "FlashAttention" (arXiv 2205.14135), algorithm 4, for the backward pass.
 """
 
@@ -59,7 +63,15 @@ def _attend(how: _How, heads: _Heads, segment_ids: Array | None) -> Array:
 
 
 def _attend_forward(how: _How, heads: _Heads, segment_ids: Array | None) -> tuple[Array, tuple]:
-    mixed, lse = jax.lax.map(partial(_head_forward, how=how, segment_ids=segment_ids), heads)
+    forward = partial(_head_forward, how=how, segment_ids=segment_ids)
+
+    def attend_head(mixed: Array, xs: tuple[Array, _Heads]) -> tuple[Array, Array]:
+        number, head = xs
+        block, lse = forward(head)
+        return jax.lax.dynamic_update_index_in_dim(mixed, block, number, axis=0), lse
+
+    query = heads.query.astype(how[1].activations)
+    mixed, lse = jax.lax.scan(attend_head, query, (jnp.arange(len(query)), heads))
     # Named here, where they are what the backward pass is handed: kept, they spare it this whole function.
     mixed, lse = checkpoint_name(mixed, "attention_mixed"), checkpoint_name(lse, "attention_lse")
     return mixed, (heads, segment_ids, mixed, lse)
@@ -69,8 +81,19 @@ def _attend_backward(how: _How, residuals: tuple, cotangent: Array) -> tuple[_He
     heads, segment_ids, mixed, lse = residuals
     backward = partial(_head_backward, how=how, segment_ids=segment_ids)
     shift = jnp.sum(mixed * cotangent, axis=-1, dtype=jnp.float32)
-    gradients = jax.lax.map(lambda xs: backward(*xs), (heads, lse, shift, cotangent))
-    return jax.tree.map(lambda gradient, head: gradient.astype(head.dtype), gradients, heads), None
+
+    def differentiate_head(heads: _Heads, xs: tuple[Array, ...]) -> tuple[_Heads, None]:
+        number, *rest = xs
+        head = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(leaf, number, keepdims=False), heads)
+        # None takes its place before all are there: the compiler would keep a copy of what it has yet to read.
+        gradients = jax.lax.optimization_barrier(backward(head, *rest))
+
+        def put(leaf: Array, gradient: Array) -> Array:
+            return jax.lax.dynamic_update_index_in_dim(leaf, gradient.astype(leaf.dtype), number, axis=0)
+
+        return jax.tree.map(put, heads, gradients), None
+
+    return jax.lax.scan(differentiate_head, heads, (jnp.arange(len(lse)), lse, shift, cotangent))[0], None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

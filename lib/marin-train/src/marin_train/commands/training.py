@@ -82,6 +82,9 @@ def _progress() -> Generator[list["Tracker"]]:
 @contextmanager
 def _chatter_on_stderr() -> Generator[None]:
     """Standard output is for results: what libraries below Python write there goes to standard error."""
+    if sys.stdout is None:  # closed by whoever started this
+        yield
+        return
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

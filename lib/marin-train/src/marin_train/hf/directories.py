@@ -167,7 +167,7 @@ def read_model_config(directory: str | Path) -> ModelConfig:
 def _read_fields(file: Path) -> dict[str, Any]:
     try:
         written = json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise HuggingFaceError(f"{file} cannot be read: {error}") from None
     if not isinstance(written, dict):
         raise HuggingFaceError(f"{file} holds {type(written).__name__}, expected the fields of a model")

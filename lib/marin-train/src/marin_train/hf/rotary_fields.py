@@ -27,6 +27,7 @@ _SCALINGS: dict[str, tuple[str, ...]] = {
 def read_turns(values: Mapping[str, Any], dialect: Dialect, *, where: str) -> tuple[dict[str, Any], float | None]:
     """How the layers that see all turn queries and keys, and the base of the local ones where they have another."""
     found = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    _check_agree(found, values.get("rope_scaling") or {}, where=where)
     theta = values["rope_theta"]
     local = {"rope_theta": values.get("rope_local_base_freq", dialect.local_theta)}
     if FULL in found or SLIDING in found:
@@ -38,6 +39,19 @@ def read_turns(values: Mapping[str, Any], dialect: Dialect, *, where: str) -> tu
         raise HuggingFaceError(f"{where}: rope_parameters.{SLIDING} is {local}; local layers are not scaled here")
     base = local["rope_theta"]
     return {"rope_theta": theta, **found}, None if base is None else float(base)
+
+
+def _check_agree(found: dict[str, Any], other: dict[str, Any], *, where: str) -> None:
+    """Refuses a file that says one thing in the one spelling and another in the other: which is read is not settled."""
+    one, two = (
+        {"rope_type" if name == "type" else name: value for name, value in (said.get(FULL) or said).items()}
+        for said in (found, other)
+    )
+    if unlike := [name for name, value in two.items() if value is not None and one.get(name) != value]:
+        raise HuggingFaceError(
+            f"{where}: rope_scaling says {unlike[0]}={two[unlike[0]]!r}, rope_parameters {one.get(unlike[0])!r}; take "
+            f"the one that is wrong out of the file"
+        )
 
 
 def read_scaling(turns: dict[str, Any], values: Mapping[str, Any], *, where: str) -> RopeScaling | None:

@@ -177,8 +177,10 @@ def _files(directory: Path) -> list[Path]:
         raise HuggingFaceError(f"{directory} holds neither {SINGLE} nor {INDEX}; other formats are not read")
     try:
         names = sorted(set(json.loads((directory / INDEX).read_text())["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise HuggingFaceError(f"{directory / INDEX} cannot be read: {error}") from None
+    if foreign := [str(name) for name in names if Path(str(name)).name != name]:
+        raise HuggingFaceError(f"{directory / INDEX} names {_some(foreign)}, which is no file of that directory")
     if absent := [name for name in names if not (directory / name).is_file()]:
         raise HuggingFaceError(f"{directory}: {INDEX} names {_some(absent)}, which is not there")
     return [directory / name for name in names]
