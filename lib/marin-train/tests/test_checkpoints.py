@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from marin_train.certificates import read_certificate, write_certificate
 from marin_train.checkpoints import checkpoints, find, load_model, named_leaves
+from marin_train.checkpoints.retention import retire
 from marin_train.configs import TrainConfig, to_dict
 from marin_train.errors import CheckpointError, MarinTrainError
 from marin_train.loop import train
@@ -179,6 +180,33 @@ def test_a_full_disk_costs_a_checkpoint_and_one_line_and_the_run_only_where_it_i
     assert not list((tmp_path / "out" / "checkpoints").glob(".saving-*"))
 
 
+LATE = """
+import asyncio, logging, sys
+from pathlib import Path
+import jax.numpy as jnp
+from marin_train.checkpoints.arrays import save_leaves
+
+logging.basicConfig(format="%(message)s")
+save_leaves(Path(sys.argv[1]) / "part", {"leaf": jnp.zeros(2)})
+names = {}
+exec(compile("async def fail(why): raise ValueError(why)", sys.argv[2], "exec"), names)
+loop = asyncio.new_event_loop()
+task = loop.create_task(names["fail"]("nobody heard of it"))
+loop.run_until_complete(asyncio.wait([task]))
+loop.close()
+del task
+"""
+
+
+@pytest.mark.parametrize(("file", "told"), [("/lib/orbax/serialization.py", False), ("/home/own.py", True)])
+def test_what_fails_in_orbax_beside_a_failure_that_was_told_is_not_printed_and_all_else_is(
+    file: str, told: bool, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", LATE, str(tmp_path), file]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ("nobody heard of it" in done.stderr) == told
+
+
 def test_a_checkpoint_of_another_format_is_refused_naming_it(tiny_config: MakeConfig, run_copy: Path) -> None:
     earlier = {
         "step": 12,
@@ -235,6 +263,21 @@ def test_going_on_under_another_policy_is_refused(tiny_config: MakeConfig, run_c
     (run_copy / "run.json").write_text(json.dumps(record))
     with pytest.raises(CheckpointError, match=r"computed with the policy .*float32.*record says .*bfloat16"):
         train(tiny_config(), run_copy)
+
+
+def test_a_removal_that_is_cut_short_leaves_nothing_that_stays(
+    tiny_config: MakeConfig, run_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = run_copy / "checkpoints"
+    for path in checkpoints(directory):
+        write_certificate(path, dataclasses.replace(read_certificate(path), permanent=False))
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda path: _largest_file(path, "model").unlink())
+        retire(directory)
+    assert [path.name for path in checkpoints(directory)] == ["step-00000012", "step-00000008"]
+    assert list(directory.glob(".saving-*"))
+    train(tiny_config(), run_copy)
+    assert not list(directory.glob(".saving-*"))
 
 
 def test_a_process_that_lost_its_directory_commits_nothing(tiny_config: MakeConfig, tmp_path: Path) -> None:

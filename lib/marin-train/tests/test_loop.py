@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from marin_train import signals
 from marin_train.checkpoints import checkpoints
 from marin_train.configs import Component, DataConfig, OptimizerConfig, PackingConfig, Stage, TrainConfig, to_dict
 from marin_train.errors import CheckpointError, ConfigError, DivergedError, ExhaustedError, InterruptedRunError
@@ -149,6 +151,17 @@ class AtStep:
             self._action()
 
 
+def test_of_two_that_train_into_one_directory_the_later_has_it_and_its_rows(
+    tiny_config: MakeConfig, tmp_path: Path, finished_run: Path
+) -> None:
+    out = tmp_path / "out"
+    # Another start comes, and is done, between two steps of this one.
+    with pytest.raises(CheckpointError, match="another process has taken over"):
+        train(tiny_config(), out, trackers=[AtStep(6, lambda: train(tiny_config(), out))])
+    assert _rows(out) == _rows(finished_run)
+    assert train(tiny_config(), out).loss == train(tiny_config(), finished_run).loss
+
+
 @pytest.fixture(scope="module")
 def interrupted_run(tiny_config: MakeConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that got SIGTERM while its fifth step's row was written; not to be changed."""
@@ -164,6 +177,19 @@ def test_sigterm_saves_and_the_same_call_goes_on(
     tiny_config: MakeConfig, tmp_path: Path, interrupted_run: Path, finished_run: Path
 ) -> None:
     out = Path(shutil.copytree(interrupted_run, tmp_path / "out"))
+    assert _saved(out)[0] == 6
+    train(tiny_config(), out)
+    assert _rows(out) == _rows(finished_run)
+
+
+def test_a_notice_of_preemption_saves_and_one_of_before_does_not_stop_the_next_start(
+    tiny_config: MakeConfig, tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, notice = tmp_path / "out", tmp_path / "notice"
+    monkeypatch.setenv("MARIN_PREEMPTION_FILE", str(notice))
+    monkeypatch.setattr(signals, "_LOOKS_SECONDS", 0.0)
+    with pytest.raises(InterruptedRunError, match="saved after step 6 of 12"):
+        train(tiny_config(), out, trackers=[AtStep(5, notice.touch)])
     assert _saved(out)[0] == 6
     train(tiny_config(), out)
     assert _rows(out) == _rows(finished_run)
@@ -273,6 +299,15 @@ def test_a_directory_that_cannot_be_written_is_refused(tiny_config: MakeConfig, 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file/out cannot be written"):
         train(tiny_config(), tmp_path / "file" / "out")
+
+
+def test_a_step_that_was_compiled_beside_is_not_compiled_again(
+    tiny_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        train(tiny_config(steps=2), tmp_path / "out")
+    compiled = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+    assert compiled.count("train_step") == 1
 
 
 def test_progress_is_logged_one_plain_line_at_a_time(

@@ -63,6 +63,18 @@ def test_evaluating_changes_no_step(run: Path, evaluated: TrainConfig, tmp_path:
     assert all(told[0][f"eval/{name}/bits_per_byte"] > 0 for name in ("first", "second"))
 
 
+def test_evaluations_asked_for_after_the_end_are_told_as_none(evaluated: TrainConfig, tmp_path: Path) -> None:
+    config = replace(evaluated, steps=2, eval_steps=0)
+    finished = train(config, tmp_path / "run")
+    assert (
+        train(replace(config, eval_steps=1), tmp_path / "run").summary["loss_name"] == "train, mean of the last 2 steps"
+    )
+    # Nor does one of an earlier step, made by a start that asked for some, stand for the end.
+    result = HeldOut(component="first", loss=1.0, bits_per_byte=0.5, num_tokens=3, num_sequences=1)
+    add_evaluation(tmp_path / "run" / "eval.jsonl", 1, [result])
+    assert train(replace(config, eval_steps=1), tmp_path / "run").summary["loss"] == finished.summary["loss"]
+
+
 def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 

@@ -29,7 +29,8 @@ def run(
 
 
 def test_a_step_whose_loss_jumps_has_its_documents_written_down(run: Path) -> None:
-    losses = [row["loss"] for row in read_metrics(run / "metrics.jsonl")]
+    rows = read_metrics(run / "metrics.jsonl")
+    losses = [row["loss"] for row in rows]
     files = {int(file.stem.removeprefix("step-")): json.loads(file.read_text()) for file in (run / "blame").iterdir()}
     worst = 1 + max(range(40, len(losses)), key=lambda at: losses[at] - np.median(losses[at - 20 : at]))
     assert worst in files
@@ -37,6 +38,13 @@ def test_a_step_whose_loss_jumps_has_its_documents_written_down(run: Path) -> No
     assert (first["document"], first["source"]) == (GARBAGE, "bad")
     assert files[worst]["parameters_of"] in (worst, worst + 1)
     assert len(files) <= 8
+    # Writing it down is no step's time, nor taken off from one.
+    assert all(row["step_time_s"] > 0 for row in rows)
+
+
+def test_the_pause_that_writing_takes_is_no_steps_time(run: Path) -> None:
+    # A step that was done before the pause would be told to have taken less than no time.
+    assert min(row["step_time_s"] for row in read_metrics(run / "metrics.jsonl")) > 0
 
 
 def test_norms_of_every_leaf_are_told_at_their_steps_alone(run: Path) -> None:

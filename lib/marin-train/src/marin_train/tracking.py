@@ -1,12 +1,14 @@
 """Tracking: where a run's rows go. Three methods, so that any service can be one; the built-in one is a file.
 
-The file is the record: one JSON object a line, appended as steps finish. A resumed run first cuts off the rows after
-the checkpoint it continues from, so that the file reads as if the run had never stopped, except for its times. A file
-that lacks rows before it is refused, never continued with a hole.
+The file is the record: one JSON object a line, appended as steps finish. A resumed run begins a new one with the rows
+up to the checkpoint it continues from: it reads as if the run had never stopped, except for its times, and a process
+that was taken over from appends to a file that is gone. A file that lacks rows before it is refused, never continued
+with a hole.
 """
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,14 +18,17 @@ from marin_train.errors import CheckpointError, MarinTrainError
 
 
 class Tracker(Protocol):
-    """What a run tells, in this order: `start` once, `log` once a step, `finish` once if the run completed."""
+    """What a run tells, in this order: `start` once, `log` for every row, `finish` once if the run completed."""
 
     def start(self, record: Mapping[str, Any], *, step: int) -> None:
         """The run begins, or goes on after ``step`` completed steps; ``record`` is its configuration and policy."""
         ...
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """One step's metrics; ``row["step"]`` counts from 1."""
+        """One step's metrics, or behind them its evaluation's, by names that begin with ``eval/``.
+
+        ``row["step"]`` counts from 1.
+        """
         ...
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -54,8 +59,12 @@ class JsonlTracker:
                 f"{self._path} has the rows of {len(lengths)} of {step} steps that are done; restore it, or choose "
                 f"another output directory"
             )
-        with self._path.open("r+b") as file:
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        shutil.copyfile(self._path, temporary)
+        with temporary.open("r+b") as file:
             file.truncate(sum(lengths))
+            os.fsync(file.fileno())  # the rows of saved steps are on the disk, and must be so in their new place
+        temporary.replace(self._path)
         self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, row: Mapping[str, Any]) -> None:

@@ -6,12 +6,14 @@ be a permanent one behind a file system's bad moment.
 
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
-from marin_train.certificates import DamagedError, read_certificate
+from marin_train.certificates import read_certificate
 from marin_train.errors import CheckpointError
 
 TEMPORARY = ".saving-"
+"""What the names begin with of directories that are no checkpoint yet, or none any more; a start removes them."""
 _NAME = re.compile(r"step-(\d{8,})")
 _KEEP_LAST = 2
 
@@ -35,11 +37,13 @@ def checkpoints(directory: Path) -> list[Path]:
 def retire(directory: Path) -> None:
     """Removes all temporary checkpoints but the last two; the newest checkpoint was committed just now."""
     for path in [p for p in checkpoints(directory) if _is_temporary(p)][_KEEP_LAST:]:
-        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):  # it is tried again after the next save
+            # What a kill leaves of it must not look like a damaged checkpoint, which would lie there for good.
+            shutil.rmtree(path.rename(path.with_name(f"{TEMPORARY}{path.name}")))
 
 
 def _is_temporary(path: Path) -> bool:
     try:
         return not read_certificate(path).permanent
-    except (DamagedError, CheckpointError):
+    except CheckpointError:
         return False
