@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,8 @@ from marin_train.distributed import join
 from marin_train.errors import ConfigError
 from marin_train.tracking import read_metrics
 
+Start = Callable[[Path, Path], list[subprocess.Popen[str]]]
+
 
 def free_port() -> int:
     with socket.socket() as free:
@@ -25,25 +27,33 @@ def free_port() -> int:
         return free.getsockname()[1]
 
 
-def start(config: Path, out: Path, *, port: int, process: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "marin_train.cli", "run", str(config), "--out", str(out)),
-            *("--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id", str(process)),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "MARIN_HEARTBEAT_SECONDS": "10"},
-    )
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts both processes of a run by its configuration and directory; what a test leaves running is ended."""
+    children = []
+
+    def both(config: Path, out: Path) -> list[subprocess.Popen[str]]:
+        port = free_port()
+        for process in range(2):
+            command = [sys.executable, "-m", "marin_train.cli", "run", str(config), "--out", str(out)]
+            command += ["--coordinator", f"localhost:{port}", "--num-processes", "2", "--process-id", str(process)]
+            environment = os.environ | {"JAX_PLATFORMS": "cpu", "MARIN_HEARTBEAT_SECONDS": "10"}
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            children.append(subprocess.Popen(command, text=True, env=environment, **pipes))
+        return children[-2:]
+
+    yield both
+    for child in children:
+        child.kill()
+        child.communicate()
 
 
 def test_two_processes_train_as_one_does(
-    tiny_config: Callable[..., TrainConfig], finished_run: Path, tmp_path: Path
+    start: Start, tiny_config: Callable[..., TrainConfig], finished_run: Path, tmp_path: Path
 ) -> None:
-    config, out, port = tmp_path / "run.json", tmp_path / "run", free_port()
+    config, out = tmp_path / "run.json", tmp_path / "run"
     config.write_text(json.dumps(to_dict(tiny_config(log_every=3))))
-    children = [start(config, out, port=port, process=process) for process in range(2)]
+    children = start(config, out)
     answers = [child.communicate(timeout=240) for child in children]
     assert [child.returncode for child in children] == [0, 0], [error[-2000:] for _, error in answers]
     # The first tells how it goes and where the result lies, the second nothing.
@@ -57,15 +67,14 @@ def test_two_processes_train_as_one_does(
 
 
 def test_when_one_is_killed_the_other_ends_and_both_go_on_from_their_last_checkpoint(
-    tiny_config: Callable[..., TrainConfig], tmp_path: Path
+    start: Start, tiny_config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
     config, out = tmp_path / "run.json", tmp_path / "run"
-    config.write_text(json.dumps(to_dict(tiny_config(steps=3000, checkpoint_steps=200, log_every=1))))
-    port = free_port()
-    children = [start(config, out, port=port, process=process) for process in range(2)]
+    config.write_text(json.dumps(to_dict(tiny_config(steps=3000, checkpoint_steps=20, log_every=1))))
+    children = start(config, out)
     assert children[0].stderr is not None
     for line in children[0].stderr:
-        if line.startswith("step 450/"):
+        if line.startswith("step 45/"):
             break
     children[1].kill()
     _, error = children[0].communicate(timeout=120)
@@ -74,9 +83,8 @@ def test_when_one_is_killed_the_other_ends_and_both_go_on_from_their_last_checkp
     assert "Traceback" not in error
     children[1].communicate()
     steps = sorted(path.name for path in (out / "checkpoints").glob("step-*"))
-    assert "step-00000200" in steps
-    port = free_port()
-    again = [start(config, out, port=port, process=process) for process in range(2)]
+    assert "step-00000020" in steps
+    again = start(config, out)
     assert again[0].stderr is not None
     assert any(line.startswith("resuming after step ") for line in again[0].stderr)
     for child in again:
