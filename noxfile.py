@@ -71,6 +71,13 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def tpu(session: nox.Session) -> None:
+    """The training step built by the compiler of TPUs, which needs none; libtpu is too large for every run."""
+    session.install(*locked(session), "-r", export(session, "--only-group", "test"), *members("train"), "libtpu")
+    pytest(session, "tests/tpu.py", *session.posargs, cwd=ROOT / "lib" / "marin-train")
+
+
+@nox.session
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def wheel(session: nox.Session, package: str) -> None:
     """Builds one wheel, installs it alone in a clean environment, and runs its tests outside this tree."""

@@ -29,7 +29,7 @@ import orbax.checkpoint as ocp
 from marin_train.certificates import Leaf
 from marin_train.checkpoints.arrays import check_leaves, load_leaves, save_leaves, shares
 from marin_train.checkpoints.snapshots import Snapshots
-from marin_train.checkpoints.writing import flush
+from marin_train.durability import flush
 
 WIDTH, LAYERS, VOCAB, INNER = 512, 12, 16384, 1408
 SHAPES = {

@@ -88,7 +88,8 @@ def launch(command: list[str], scratch: Path) -> Trainer:
     process = subprocess.Popen(
         [program, str(FLOWS / script), *rest],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=scratch,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        # No choice of an earlier measurement is at hand.
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "MARIN_CACHE": str(scratch / "cache")},
     )  # fmt: skip
     trainer = Trainer(process, 0.0)
     trainer.hello = trainer.listen()

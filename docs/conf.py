@@ -9,5 +9,6 @@ exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"  # a field of a configuration says itself what it is
 nitpicky = False
 suppress_warnings = ["ref.python"]

@@ -17,8 +17,9 @@ import numpy as np
 from marin_train import Component, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from marin_train.checkpoints import named_leaves
 from marin_train.losses import BLOCK_TOKENS, Batch
+from marin_train.measurements import measure
 from marin_train.mesh import make_mesh
-from marin_train.policy import Policy, choose
+from marin_train.policy import Policy
 from marin_train.train_step import init_state, make_train_step
 
 imports = time.perf_counter() - started
@@ -60,7 +61,7 @@ def main() -> None:
     shape, tokens = read_shape()
     config, weights = make_config(shape, sys.argv[4]), Path(sys.argv[3])
     begun = time.perf_counter()
-    policy, mesh = choose(config), make_mesh(config.mesh)
+    policy, mesh = measure(config).policy, make_mesh(config.mesh)
     chosen = time.perf_counter() - begun
     state: Any = init_state(config, mesh=mesh)
     if not weights.exists():

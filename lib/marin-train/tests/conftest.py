@@ -30,6 +30,10 @@ _compiled = tempfile.TemporaryDirectory(prefix="marin-compiled-")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", _compiled.name)
 os.environ |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 
+# What is measured on this machine is measured once for all of them too, and the user's own cache left alone.
+_cached = tempfile.TemporaryDirectory(prefix="marin-cached-")
+os.environ["MARIN_CACHE"] = _cached.name
+
 VOCAB_SIZE = 64
 EOS = 0
 

@@ -180,6 +180,33 @@ def test_a_full_disk_costs_a_checkpoint_and_one_line_and_the_run_only_where_it_i
     assert not list((tmp_path / "out" / "checkpoints").glob(".saving-*"))
 
 
+LATE = """
+import asyncio, logging, sys
+from pathlib import Path
+import jax.numpy as jnp
+from marin_train.checkpoints.arrays import save_leaves
+
+logging.basicConfig(format="%(message)s")
+save_leaves(Path(sys.argv[1]) / "part", {"leaf": jnp.zeros(2)})
+names = {}
+exec(compile("async def fail(why): raise ValueError(why)", sys.argv[2], "exec"), names)
+loop = asyncio.new_event_loop()
+task = loop.create_task(names["fail"]("nobody heard of it"))
+loop.run_until_complete(asyncio.wait([task]))
+loop.close()
+del task
+"""
+
+
+@pytest.mark.parametrize(("file", "told"), [("/lib/orbax/serialization.py", False), ("/home/own.py", True)])
+def test_what_fails_in_orbax_beside_a_failure_that_was_told_is_not_printed_and_all_else_is(
+    file: str, told: bool, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", LATE, str(tmp_path), file]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ("nobody heard of it" in done.stderr) == told
+
+
 def test_a_checkpoint_of_another_format_is_refused_naming_it(tiny_config: MakeConfig, run_copy: Path) -> None:
     earlier = {
         "step": 12,

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -91,11 +92,31 @@ def test_bad_input_exits_with_2_and_one_line(command: Command, config_file: Path
         ("run", config_file, "--set", "data.components.0.path=nowhere", "--out", tmp_path / "o"),
         ("run", config_file, "--set", "policy=fastest", "--out", tmp_path / "o"),
         ("eval", tmp_path, tmp_path / "absent"),
+        ("generate", tmp_path, "A", "--num-samples", 0),
     ):
         done = command(*arguments)
         assert (done.code, done.out) == (2, ""), arguments
         assert done.err.startswith("marin-train: ")
         assert done.err.count("\n") == 1
+
+
+def test_numbers_that_make_no_sense_are_refused(command: Command, config_file: Path, finished_run: Path) -> None:
+    for number in (0, -1):
+        for arguments in (("generate", finished_run, "A", "--num-samples", number),
+                          ("describe", config_file, "--devices", number)):  # fmt: skip
+            done = command(*arguments)
+            assert (done.code, done.out) == (2, "")
+            assert f"{arguments[-2]} {number}: must be positive" in done.err
+    assert "must look like 100:104" in command("run", config_file, "--out", "o", "--profile", "9" * 5000 + ":1").err
+
+
+def test_a_model_that_no_memory_holds_is_told_without_a_traceback(
+    command: Command, config_file: Path, tmp_path: Path
+) -> None:
+    sizes = ("--set", f"model.vocab_size={2**30}", "--set", f"model.hidden_dim={2**20}")
+    done = command("run", config_file, *sizes, "--out", tmp_path / "out")
+    assert (done.code, done.out) == (1, "")
+    assert "out of memory" in done.err.splitlines()[-1]
 
 
 def test_usage_exits_with_2(command: Command) -> None:
@@ -118,11 +139,12 @@ def test_divergence_exits_with_1(command: Command, config_file: Path, tmp_path: 
     assert "learning_rate" in done.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["run", "eval", "generate", "describe"])
-def test_help_shows_an_example(command: Command, name: str) -> None:
+@pytest.mark.parametrize("name", ["run", "eval", "generate", "export", "blame", "describe", "data", "held-out"])
+def test_help_shows_an_example_and_says_what_every_value_is(command: Command, name: str) -> None:
     done = command(name, "--help")
     assert done.code == 0
     assert f"Example: marin-train {name}" in done.out
+    assert not {"STR", "None"} & set(re.findall(r"\w+", done.out))
 
 
 def test_help_costs_no_jax() -> None:

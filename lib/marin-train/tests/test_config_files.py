@@ -59,6 +59,17 @@ def test_overrides_reach_every_depth_in_order(file: Path) -> None:
     assert config.data.components[0].path == "a=b"
 
 
+def test_an_override_reaches_into_an_optional_group_that_a_file_leaves_out_or_says_is_null(tmp_path: Path) -> None:
+    overrides = ["model.rope_scaling.kind=linear", "model.rope_scaling.factor=2"]
+    path = tmp_path / "run.toml"
+    path.write_text(TOML)
+    expected = RopeScaling(kind="linear", factor=2.0)
+    assert load(path, overrides=overrides).model.rope_scaling == expected
+    written = tmp_path / "run.json"
+    written.write_text(json.dumps(to_dict(load(path))))
+    assert load(written, overrides=overrides).model.rope_scaling == expected
+
+
 def test_stages_are_read_from_toml_and_from_an_override(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(TOML + "[[data.stages]]\nstart = 5\nweights = { all = 2 }\n")
@@ -113,7 +124,14 @@ REFUSED = {
     "data.components.0.name=": "Component.name of 'store' is empty",
     "data.components.²=1": "'²' must be a number below 1",
     "data.shuffle.block=9223372036854775808": "ShuffleConfig.block=9223372036854775808 must not be more than 2**62",
-    "steps=9223372036854775808": "TrainConfig.steps=9223372036854775808 must not be more than 2**62",
+    "steps=9223372036854775808": "TrainConfig.steps=9223372036854775808 must not be more than 2**30",
+    "model.mlp_dim=2147483648": "ModelConfig.mlp_dim=2147483648 must not be more than 2**30",
+    "schedule.cycles=21": "ScheduleConfig.cycles=21 exceeds TrainConfig.steps=20",
+    "schedule.rewarmups=[4294967296]": "ScheduleConfig.rewarmups=(4294967296,) must each be",
+    "z_loss=Infinity": "TrainConfig.z_loss=inf must be finite",
+    "optimizer.weight_decay=Infinity": "OptimizerConfig.weight_decay=inf must be finite",
+    "data.components." + "9" * 5000 + "=1": "must be a number below 1",
+    "model=" + "x" * 5000: "model is 'xxx",
     "data.components=" + "[" * 100_000: "expected a list",
 }
 
@@ -123,6 +141,7 @@ def test_a_mistake_is_refused_by_the_name_of_its_field(file: Path, override: str
     with pytest.raises(ConfigError) as caught:
         load(file, overrides=[override])
     assert REFUSED[override] in str(caught.value)
+    assert len(str(caught.value)) < 600, "it is to fit on a screen"
 
 
 def test_a_missing_field_is_named(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def test_two_processes_train_as_one_does(
     children = [start(config, out, port=port, process=process) for process in range(2)]
     answers = [child.communicate(timeout=240) for child in children]
     assert [child.returncode for child in children] == [0, 0], [error[-2000:] for _, error in answers]
-    # The first tells where the result lies, the second nothing.
+    # The first tells how it goes and where the result lies, the second nothing.
+    assert ["step 3/12" in error for _, error in answers] == [True, False]
     assert [output.splitlines()[-1:] for output, _ in answers] == [[str(out / "checkpoints" / "step-00000012")], []]
     together, alone = (read_metrics(run / "metrics.jsonl") for run in (out, finished_run))
     assert [row["step"] for row in together] == list(range(1, 13))

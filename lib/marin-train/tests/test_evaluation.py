@@ -1,3 +1,4 @@
+import logging
 import math
 import shutil
 from collections.abc import Callable
@@ -8,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from marin_train import models
+from marin_train import evaluation, models
 from marin_train.checkpoints import load_model
 from marin_train.configs import PackingConfig
 from marin_train.data.store import TokenStore
@@ -56,6 +57,15 @@ def test_it_equals_a_token_by_token_computation(finished_run: Path, small_store:
 def test_batch_size_changes_the_speed_alone(finished_run: Path, small_store: Path, batch_size: int) -> None:
     result = evaluate(finished_run, small_store, batch_size=batch_size)
     assert result.loss == pytest.approx(evaluate(finished_run, small_store, batch_size=2).loss, rel=1e-6)
+
+
+def test_a_long_evaluation_tells_how_far_it_is(
+    finished_run: Path, small_store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(evaluation, "_SECONDS", 0.0)
+    with caplog.at_level(logging.INFO, logger="marin_train.evaluation"):
+        evaluate(finished_run, small_store, batch_size=2)
+    assert caplog.messages == [f"{n} of 75 tokens scored" for n in (32, 64, 75)]
 
 
 def test_a_batch_of_nothing_is_refused(finished_run: Path, small_store: Path) -> None:

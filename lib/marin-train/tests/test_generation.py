@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from marin_train import models
 from marin_train.checkpoints import load_model
 from marin_train.errors import ConfigError
-from marin_train.generation import _draw, generate
+from marin_train.generation import draw_token, generate
 from marin_train.models import decoder
 
 PROMPTS = ["ABC", "", "#%'+"]
@@ -41,12 +41,15 @@ def _greedy(run: Path, *, max_new_tokens: int) -> list[str]:
 def test_greedy_takes_the_likeliest_token_at_every_step(finished_run: Path) -> None:
     texts = generate(finished_run, PROMPTS, max_new_tokens=8, temperature=0.0)
     assert texts == _greedy(finished_run, max_new_tokens=8)
+    assert texts == generate(finished_run, PROMPTS, max_new_tokens=8, temperature=1e-9)
     assert all(texts)
 
 
 def test_equal_seeds_give_equal_texts_and_others_do_not(finished_run: Path) -> None:
+    # The window ends a text at the latest, so the second call wants no other text than the first.
     first, again, other = (
-        generate(finished_run, PROMPTS, max_new_tokens=LENGTH, temperature=1.0, seed=seed) for seed in (1, 1, 2)
+        generate(finished_run, PROMPTS, max_new_tokens=length, temperature=1.0, seed=seed)
+        for length, seed in ((WINDOW, 1), (10**12, 1), (WINDOW, 2))
     )
     assert first == again != other
 
@@ -87,9 +90,14 @@ def test_a_prompt_that_fills_the_window_is_refused(finished_run: Path) -> None:
         generate(finished_run, ["A", "A" * 15])
 
 
+def test_a_prompt_that_is_not_unicode_is_refused(finished_run: Path) -> None:
+    with pytest.raises(ConfigError, match="prompt 1 is not Unicode text"):
+        generate(finished_run, ["A", "\udcff"])
+
+
 def _frequencies(logits: list[float], *, temperature: float, top_p: float) -> np.ndarray:
     keys = jax.random.split(jax.random.key(0), 4000)
-    draw = jax.vmap(lambda key: _draw(key, jnp.array(logits), temperature=temperature, top_p=top_p))
+    draw = jax.vmap(lambda key: draw_token(key, jnp.array(logits), temperature=temperature, top_p=top_p))
     return np.bincount(np.asarray(draw(keys)), minlength=len(logits)) / 4000
 
 
@@ -103,3 +111,9 @@ def test_temperature_sharpens_and_top_p_cuts() -> None:
     assert _frequencies(logits, temperature=0.5, top_p=1.0) == pytest.approx(np.array([4, 25, 9]) / 38, abs=0.04)
     assert _frequencies(logits, temperature=1.0, top_p=0.6) == pytest.approx([0, 0.625, 0.375], abs=0.04)
     assert _frequencies(logits, temperature=1.0, top_p=0.01).tolist() == [0, 1, 0]
+
+
+def test_settings_that_float32_does_not_hold_take_the_likeliest() -> None:
+    logits = np.log([0.2, 0.5, 0.3]).tolist()
+    for temperature, top_p in ((1.0, 1e-50), (1e-50, 1.0), (5e-324, 5e-324)):
+        assert _frequencies(logits, temperature=temperature, top_p=top_p).tolist() == [0, 1, 0]

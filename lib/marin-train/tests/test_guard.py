@@ -69,6 +69,8 @@ values = st.sampled_from([1.0, 1.1, 1.3, 0.7, 2.0, 9.0, 70.0, math.inf, math.nan
 @settings(max_examples=25)
 @given(st.lists(st.tuples(values, values, st.sampled_from([0, 5, 5, 5])), max_size=20))
 @example([(1.3, 1.1, 5)] * 9)
+@example([*[(1.0, 1.0, 0)] * 3, (9.0, 1.0, 5)])
+@example([(loss, 1.0, 5) for loss in (1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 2.34)])
 def test_verdicts_are_those_of_the_definition(steps):
     losses, norms, tokens = ([step[i] for step in steps] for i in range(3))
     assert verdicts(losses, norms=norms, tokens=tokens) == expected(losses, norms, tokens)

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from marin_train import signals
 from marin_train.checkpoints import checkpoints
 from marin_train.configs import Component, DataConfig, OptimizerConfig, PackingConfig, Stage, TrainConfig, to_dict
 from marin_train.errors import CheckpointError, ConfigError, DivergedError, ExhaustedError, InterruptedRunError
@@ -180,6 +182,19 @@ def test_sigterm_saves_and_the_same_call_goes_on(
     assert _rows(out) == _rows(finished_run)
 
 
+def test_a_notice_of_preemption_saves_and_one_of_before_does_not_stop_the_next_start(
+    tiny_config: MakeConfig, tmp_path: Path, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, notice = tmp_path / "out", tmp_path / "notice"
+    monkeypatch.setenv("MARIN_PREEMPTION_FILE", str(notice))
+    monkeypatch.setattr(signals, "_LOOKS_SECONDS", 0.0)
+    with pytest.raises(InterruptedRunError, match="saved after step 6 of 12"):
+        train(tiny_config(), out, trackers=[AtStep(5, notice.touch)])
+    assert _saved(out)[0] == 6
+    train(tiny_config(), out)
+    assert _rows(out) == _rows(finished_run)
+
+
 def test_a_run_on_packed_documents_with_masks_resumes_bitwise(
     tiny_config: MakeConfig, tmp_path: Path, write_store: Callable[..., Path]
 ) -> None:
@@ -284,6 +299,15 @@ def test_a_directory_that_cannot_be_written_is_refused(tiny_config: MakeConfig, 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file/out cannot be written"):
         train(tiny_config(), tmp_path / "file" / "out")
+
+
+def test_a_step_that_was_compiled_beside_is_not_compiled_again(
+    tiny_config: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        train(tiny_config(steps=2), tmp_path / "out")
+    compiled = re.findall(r"Finished XLA compilation of jit\((\w+)\)", caplog.text)
+    assert compiled.count("train_step") == 1
 
 
 def test_progress_is_logged_one_plain_line_at_a_time(

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from marin_train.configs import Component, DataConfig, MeshConfig, ModelConfig, TrainConfig
 from marin_train.errors import ConfigError
-from marin_train.mesh import AXES, check_run, mesh_sizes, shard_shape
+from marin_train.mesh import AXES, check_run, make_mesh, mesh_sizes, shard_shape
 
 CHILD = """
 import json, re
@@ -112,6 +113,21 @@ def test_tensor_parallel_layers_gather_no_share_of_another_device(runs: dict[str
     assert not whole & {(16, 32), (32, 16), (2, 16, 32), (2, 32, 16), (4, 16, 32), (4, 16, 40), (4, 16, 8, 4)}
 
 
+@pytest.mark.parametrize("mesh", ["2 data, 4 model", "2 x 2 x 2"])
+def test_no_device_gathers_rows_of_the_embedding_that_others_hold(runs: dict[str, dict[str, Any]], mesh: str) -> None:
+    rows, columns = runs[mesh]["held"]["embed"]
+    whole = {(40, columns), (40, 16), (columns, 40), (16, 40)}
+    gathered = {tuple(int(size) for size in shape.split(",")) for shape in runs[mesh]["gathered"]}
+    assert (rows, 16) in gathered
+    assert not gathered & whole
+
+
+def test_no_device_gathers_activations_that_lie_along_context(runs: dict[str, dict[str, Any]]) -> None:
+    gathered = {tuple(int(size) for size in shape.split(",")) for shape in runs["2 x 2 x 2"]["gathered"]}
+    assert (4, 8, 16) in gathered  # half of a sequence, over model
+    assert (4, 16, 16) not in gathered
+
+
 RUN = TrainConfig(
     model=ModelConfig(
         vocab_size=30, hidden_dim=16, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, mlp_dim=30, max_seq_len=15
@@ -139,6 +155,34 @@ def test_what_the_mesh_cannot_share_out_is_refused_by_field(mesh: dict[str, int]
 def test_an_axis_takes_the_devices_that_the_others_leave() -> None:
     assert mesh_sizes(MeshConfig(data=-1, model=4), num_devices=32)["data"] == 8
     assert mesh_sizes(MeshConfig(data=-1, model=4), num_devices=2)["data"] == 1
+    assert mesh_sizes(MeshConfig(data=1, model=4), num_devices=6)["model"] == 4
+
+
+def test_devices_that_would_stay_idle_though_an_axis_takes_all_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data=-1, model=4\) leaves 2 of 6 devices idle; set MeshConfig\.data=1"):
+        mesh_sizes(MeshConfig(data=-1, model=4), num_devices=6)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a mesh reads of one."""
+
+    id: int
+    slice_index: int
+    process_index: int
+    platform: str = "gpu"
+
+
+def test_slices_meet_along_the_outer_axes_in_whatever_order_their_devices_are_shown() -> None:
+    devices: Any = [Device(id=i, slice_index=i % 2, process_index=i % 2) for i in range(8)]
+    mesh = make_mesh(MeshConfig(replica=2, data=2, model=2), devices=devices)
+    assert [{device.slice_index for device in half.flat} for half in mesh.devices[0]] == [{0}, {1}]
+
+
+def test_a_mesh_that_leaves_a_process_without_a_device_is_refused() -> None:
+    devices: Any = [Device(id=i, slice_index=0, process_index=i // 2) for i in range(4)]
+    with pytest.raises(ConfigError, match=r"data=2\) takes 2 of 4 devices and leaves none to process 1"):
+        make_mesh(MeshConfig(data=2), devices=devices)
 
 
 def test_a_dim_that_an_axis_does_not_divide_stays_whole() -> None:

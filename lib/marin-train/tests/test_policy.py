@@ -40,22 +40,29 @@ def test_a_policy_survives_its_name_and_its_record(policy):
 
 def test_an_unknown_policy_is_refused_with_an_example():
     with pytest.raises(ConfigError, match=r"TrainConfig\.policy='fast'.*float32-reference-keep-unroll"):
-        choose(dataclasses.replace(RUN, policy="fast"))
+        choose(dataclasses.replace(RUN, policy="fast"), rates={})
 
 
 def test_a_pinned_policy_is_taken_unmeasured(monkeypatch):
     monkeypatch.setattr(policies, "_fastest", lambda *_, **__: pytest.fail("it measured"))
     pinned = "bfloat16-blocked-full-scan"
-    assert choose(dataclasses.replace(RUN, policy=pinned)).name == pinned
+    assert choose(dataclasses.replace(RUN, policy=pinned), rates={}).name == pinned
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "operands"), [(8e9, "float32"), (11e9, "float32"), (13e9, "bfloat16"), (80e9, "bfloat16")]
+)
+def test_operands_are_rounded_only_where_that_pays(monkeypatch, bfloat16, operands):
+    monkeypatch.setattr(policies, "_fastest", lambda probes: next(iter(probes)))
+    assert choose(RUN, rates={"float32": 10e9, "bfloat16": bfloat16}).operands == operands
 
 
 def test_every_candidate_is_measured_and_one_of_them_chosen(caplog):
     with caplog.at_level(logging.INFO, logger="marin_train"):
-        chosen = choose(RUN)
+        chosen = choose(RUN, rates={"float32": 1e9, "bfloat16": 2e9})
     measured = [line.split()[1].rstrip(":") for line in caplog.messages if " ms for " in line]
-    assert measured[:2] == ["float32-reference-keep-unroll", "bfloat16-reference-keep-unroll"]
-    expected = policies.candidates(RUN, operands=chosen.operands, platform="cpu")
-    assert measured[2:] == [policy.name for policy in expected]
+    expected = policies.candidates(RUN, operands="bfloat16", platform="cpu")
+    assert measured == [policy.name for policy in expected]
     assert chosen in expected
 
 
@@ -70,7 +77,7 @@ def test_deep_stacks_are_never_unrolled_and_candidates_differ(platform):
 
 
 def test_the_layers_that_are_measured_are_the_runs_own():
-    gradient = policies._layers_probe(RUN, policy=Policy(scan=True))()
+    gradient = policies._layers_probe(RUN, policy=Policy(scan=True), seq_len=8)()
     table = models.family(RUN.model).parameter_table(RUN.model)
     shapes = {p.path: p.shape for p in table if p.path.startswith("layers.")}
     leaves = {f"layers.{name}": leaf for name, leaf in named_leaves(gradient.layers).items()}
@@ -122,7 +129,7 @@ FIRST, SECOND, THIRD = Policy(), Policy(scan=True), Policy(remat="full")
     ],
 )
 def test_the_fastest_that_runs_wins_and_the_first_of_equals(clock, seconds, chosen):
-    assert policies._fastest(probes(clock, seconds), what="a test") == chosen
+    assert policies._fastest(probes(clock, seconds)) == chosen
 
 
 def test_a_run_that_was_disturbed_once_is_judged_by_its_others(clock):
@@ -135,9 +142,9 @@ def test_a_run_that_was_disturbed_once_is_judged_by_its_others(clock):
         return run
 
     rivals = {FIRST: build, **probes(clock, {SECOND: 0.2})}
-    assert policies._fastest(rivals, what="a test") == FIRST
+    assert policies._fastest(rivals) == FIRST
 
 
 def test_where_none_runs_a_policy_must_be_pinned(clock):
     with pytest.raises(ConfigError, match="none of the policies runs"):
-        policies._fastest(probes(clock, {FIRST: 0.0, SECOND: 0.0}), what="a test")
+        policies._fastest(probes(clock, {FIRST: 0.0, SECOND: 0.0}))

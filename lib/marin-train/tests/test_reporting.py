@@ -1,22 +1,25 @@
 import dataclasses
+import logging
 import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from marin_train import train_step
+from marin_train import reporting, train_step
 from marin_train.certificates import read_certificate
 from marin_train.configs import BatchStage, GuardConfig, TrainConfig
 from marin_train.data.mixture import Mixture
 from marin_train.errors import InterruptedRunError
 from marin_train.loop import train
+from marin_train.reporting import Report
 from marin_train.run_record import mean_loss
-from marin_train.tracking import read_metrics
+from marin_train.tracking import SilentTracker, read_metrics
 
 TIMES = ("step_time_s", "tokens_per_s", "mfu_causal", "mfu_full")
 
@@ -27,6 +30,25 @@ def test_the_mean_loss_is_over_tokens_and_silent_steps_are_none_of_it() -> None:
     assert mean_loss(rows, last=3) == pytest.approx((2.0 * 30 + 4.0 * 10) / 40)
     assert mean_loss(rows, last=4) == pytest.approx((9.0 * 10 + 2.0 * 30 + 4.0 * 10) / 50)
     assert mean_loss(rows[2:3], last=1) is None
+
+
+def test_a_line_tells_rates_without_the_first_step_which_compiles(
+    tiny_config: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    monkeypatch.setattr(reporting, "time", clock)
+    config, record = tiny_config(steps=12, log_every=5), SimpleNamespace(peak_flops=1e12)
+    report = Report(config, record, metrics=SilentTracker(), trackers=(), step=0, loss_tokens=0)
+    values = {"loss": 2.0, "num_tokens": 64, "lr": 0.1, "grad_norm": 1.0, "skipped": 0, "nonfinite": 0}
+    metrics = {name: np.asarray(value) for name, value in values.items()}
+    with caplog.at_level(logging.INFO, logger="marin_train"):
+        for step in range(1, 6):
+            clock.now += 0.5 if step > 1 else 30.0
+            report.push(step, {**metrics, "loss": jax.device_put(metrics["loss"]).block_until_ready()})
+        report.flush()
+    assert [line.split("  ", 1)[0] for line in caplog.messages] == ["step 5/12"]
+    assert "128 tokens/s" in caplog.text
+    assert "eta 4 s" in caplog.text
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +84,7 @@ def whole_run(config: TrainConfig, tmp_path_factory: pytest.TempPathFactory) -> 
             events.append("dispatch")
             return step(state, batch)
 
+        dispatched.lower = step.lower  # by which it is compiled ahead
         return dispatched
 
     def recording_get(tree: Any) -> Any:

@@ -42,6 +42,11 @@ def test_a_step_whose_loss_jumps_has_its_documents_written_down(run: Path) -> No
     assert all(row["step_time_s"] > 0 for row in rows)
 
 
+def test_the_pause_that_writing_takes_is_no_steps_time(run: Path) -> None:
+    # A step that was done before the pause would be told to have taken less than no time.
+    assert min(row["step_time_s"] for row in read_metrics(run / "metrics.jsonl")) > 0
+
+
 def test_norms_of_every_leaf_are_told_at_their_steps_alone(run: Path) -> None:
     rows = read_metrics(run / "metrics.jsonl")
     watched = {row["step"] for row in rows if any(name.startswith("watch/") for name in row)}

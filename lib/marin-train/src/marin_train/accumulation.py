@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from marin_train.losses import Batch, LossSums
-from marin_train.mesh import Mesh, sharding
+from marin_train.mesh import sharding
 
 
 class LossGradients(NamedTuple):

@@ -5,21 +5,24 @@ its documents with it. Each is scored with the parameters of the nearest checkpo
 is told, since a document that was hard for those may have been less so a thousand steps later.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from marin_train.certificates import DamagedError, read_certificate
+from marin_train.certificates import read_certificate
 from marin_train.checkpoints import checkpoints, load_model
 from marin_train.data.listing import RowListing, list_rows
 from marin_train.data.mixture import Mixture
 from marin_train.data.packing import Sequences
 from marin_train.data.sources import Sources
 from marin_train.data.store import TokenStore
-from marin_train.errors import CheckpointError, ConfigError
+from marin_train.errors import CheckpointError, ConfigError, DamagedError
+from marin_train.scorer import make_scorer
+from marin_train.tables import align
 
 _SHOWN_CHARACTERS = 200
 
@@ -94,22 +97,8 @@ def blame_step(run: str | Path, step: int) -> Blame:
     config = trained.config
     if not 1 <= step <= config.steps:
         raise ConfigError(f"--step {step}: the run's steps are 1 to {config.steps:,}")
-    mixture = Mixture.open(
-        config.data,
-        batch_size=config.batch_size,
-        batch_stages=config.batch_stages,
-        vocab_size=config.model.vocab_size,
-    )
-
-    def score(batch: Sequences) -> np.ndarray:
-        import jax
-
-        from marin_train.losses import Batch, token_losses
-
-        scored = jax.jit(lambda m, b: token_losses(m, b, config=config.model, policy=trained.policy))
-        return np.asarray(scored(trained.model, Batch(**batch._asdict())), np.float64)
-
-    return blame_batch(mixture, step, score, parameters_of=read_certificate(checkpoint).step)
+    score = partial(make_scorer(config.model, policy=trained.policy), trained.model)
+    return blame_batch(Mixture.of_run(config), step, score, parameters_of=read_certificate(checkpoint).step)
 
 
 def blame_batch(mixture: Mixture, step: int, score: Callable[[Sequences], np.ndarray], *, parameters_of: int) -> Blame:
@@ -211,20 +200,15 @@ def to_text(blame: Blame, *, width: int = 100) -> str:
     head = f"step {blame.step}: {loss}, {blame.num_tokens:,} tokens, by the parameters after step {blame.parameters_of}"
     if not blame.documents:
         return head
+    titles = ("loss", "tokens", "share", "component", "document", "source")
     rows = [
         (f"{d.loss:.3f}", f"{d.num_tokens:,}", f"{d.share:.1%}", d.component, f"{d.document:,}", d.source or "?")
         for d in blame.documents
     ]
-    titles = ("loss", "tokens", "share", "component", "document", "source")
-    sizes = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-
-    def line(cells: Iterable[str]) -> str:
-        aligned = (c.ljust(w) if c[:1].isalpha() else c.rjust(w) for c, w in zip(cells, sizes, strict=True))
-        return "  ".join(aligned).rstrip()
-
-    lines = [line(titles)]
-    for row, document in zip(rows, blame.documents, strict=True):
-        lines += [line(row), f"    {document.text!r}"[:width]]
+    first, *others = align([titles, *rows], left={3, 5})
+    lines = [first]
+    for line, document in zip(others, blame.documents, strict=True):
+        lines += [line, f"    {document.text!r}"[:width]]
     worst = blame.documents[0]
     ask = f"more of the first: zephyr inspect {worst.store} --token {worst.first_token}"
     return "\n".join([head, "", *lines, "", ask])

@@ -18,7 +18,8 @@ from typing import Any
 
 from marin_train.config_files import from_dict
 from marin_train.configs import TrainConfig, to_dict
-from marin_train.errors import CheckpointError, ConfigError
+from marin_train.durability import to_json
+from marin_train.errors import CheckpointError, ConfigError, DamagedError
 
 CERTIFICATE = "certificate.json"
 FORMAT = 2
@@ -91,14 +92,10 @@ class RunFacts:
     batch_digest: Callable[[int], str]
 
 
-class DamagedError(Exception):
-    """This checkpoint cannot be used; the reason is the message."""
-
-
 def write_certificate(path: Path, certificate: Certificate) -> None:
     """Writes a checkpoint's certificate, with its own sha256."""
     body = {"format": FORMAT, "certificate": asdict(certificate)}
-    (path / CERTIFICATE).write_text(json.dumps(body | {"sha256": _sha256_of(body)}, indent=1) + "\n")
+    (path / CERTIFICATE).write_text(to_json(body | {"sha256": _sha256_of(body)}))
 
 
 def read_certificate(path: Path) -> Certificate:
@@ -159,6 +156,11 @@ def _sha256_of(body: Mapping[str, Any]) -> str:
 def check_same_run(recorded: Mapping[str, Any], config: TrainConfig, *, where: Path) -> None:
     """Refuses a configuration whose result would differ from the recorded one's.
 
+    Args:
+        recorded: that of the run that was, as plain values.
+        config: the one to go on with.
+        where: the run's place, for the message.
+
     Raises:
         CheckpointError: naming every differing field with both values.
     """
@@ -186,6 +188,11 @@ def _completed(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
 def check_same_policy(recorded: Mapping[str, Any], policy: Mapping[str, Any], *, where: Path) -> None:
     """Refuses to go on with another rounding than the run began with.
 
+    Args:
+        recorded: the checkpoint's policy, as plain values.
+        policy: the run's.
+        where: the checkpoint's place, for the message.
+
     Raises:
         CheckpointError: with both policies.
     """
@@ -198,6 +205,11 @@ def check_same_policy(recorded: Mapping[str, Any], policy: Mapping[str, Any], *,
 
 def check_data(certificate: Certificate, facts: RunFacts, *, where: Path) -> None:
     """Refuses data other than those the run was to go on with.
+
+    Args:
+        certificate: the checkpoint's.
+        facts: of the run that goes on.
+        where: the checkpoint's place, for the message.
 
     Raises:
         CheckpointError: naming the components whose stores have changed.

@@ -18,6 +18,8 @@ from typing import Any
 from marin_train.configs import TrainConfig
 from marin_train.errors import ConfigError
 
+_SHOWN_CHARACTERS = 100
+
 
 def load(path: str | Path, *, overrides: Sequence[str] = ()) -> TrainConfig:
     """Reads a run's configuration.
@@ -65,7 +67,7 @@ def from_dict[C](cls: type[C], values: Mapping[str, Any], *, where: str = "") ->
         ConfigError: a field is unknown, missing or of another type.
     """
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{where or cls.__name__} is {values!r}, expected the fields of {cls.__name__}")
+        raise ConfigError(f"{where or cls.__name__} is {_shown(values)}, expected the fields of {cls.__name__}")
     kinds = typing.get_type_hints(cls)
     fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls))}
     for name in values:
@@ -90,16 +92,16 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return _convert(next(a for a in arguments if a is not type(None)), value, where)
     if origin is typing.Literal:
         if value not in arguments:
-            raise ConfigError(f"{where} is {value!r}, expected one of {', '.join(map(repr, arguments))}")
+            raise ConfigError(f"{where} is {_shown(value)}, expected one of {', '.join(map(repr, arguments))}")
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
             tables = f"; in TOML its tables are headed [[{where}]]" if isinstance(value, Mapping) else ""
-            raise ConfigError(f"{where} is {value!r}, expected a list{tables}")
+            raise ConfigError(f"{where} is {_shown(value)}, expected a list{tables}")
         return tuple(_convert(arguments[0], item, f"{where}.{i}") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {value!r}, expected names and values")
+            raise ConfigError(f"{where} is {_shown(value)}, expected names and values")
         return {name: _convert(arguments[1], item, _join(where, name)) for name, item in value.items()}
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         try:
@@ -107,7 +109,7 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         except OverflowError:
             raise ConfigError(f"{where} is a number of {len(str(value))} digits, too large for a float") from None
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{where} is {value!r}, expected {kind.__name__}")
+        raise ConfigError(f"{where} is {_shown(value)}, expected {kind.__name__}")
     return value
 
 
@@ -115,7 +117,7 @@ def _override(values: Any, override: str) -> None:
     """Sets one ``dotted.name=value`` in nested dicts and lists, in place."""
     name, equals, text = override.partition("=")
     if not equals or not name:
-        raise ConfigError(f"override {override!r} must look like optimizer.learning_rate=0.001")
+        raise ConfigError(f"override {_shown(override)} must look like optimizer.learning_rate=0.001")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -123,9 +125,14 @@ def _override(values: Any, override: str) -> None:
     *parents, last = name.split(".")
     node = values
     for key in parents:
-        node = node[_index(node, key, name)] if isinstance(node, list) else node.setdefault(key, {})
+        if isinstance(node, list):
+            node = node[_index(node, key, name)]
+        else:
+            if node.get(key) is None:
+                node[key] = {}  # a group that is absent, or null as an optional one may be
+            node = node[key]
         if not isinstance(node, dict | list):
-            raise ConfigError(f"override {name!r}: {key!r} is a value, not a group of fields")
+            raise ConfigError(f"override {_shown(name)}: {_shown(key)} is a value, not a group of fields")
     if isinstance(node, list):
         node[_index(node, last, name)] = value
     else:
@@ -133,9 +140,15 @@ def _override(values: Any, override: str) -> None:
 
 
 def _index(items: list[Any], key: str, name: str) -> int:
-    if not key.isdecimal() or int(key) >= len(items):
-        raise ConfigError(f"override {name!r}: {key!r} must be a number below {len(items)}")
+    if not key.isdecimal() or len(key) > 9 or int(key) >= len(items):
+        raise ConfigError(f"override {_shown(name)}: {_shown(key)} must be a number below {len(items)}")
     return int(key)
+
+
+def _shown(value: object) -> str:
+    """A value in a message that is to fit on a screen."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
 
 
 def _join(where: str, name: object) -> str:

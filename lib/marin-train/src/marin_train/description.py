@@ -10,6 +10,8 @@ from typing import Any
 
 from marin_train.configs import TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
+from marin_train.errors import ConfigError
+from marin_train.tables import align
 
 
 def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str, Any]:
@@ -26,12 +28,14 @@ def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str
         is held twice, and ``device_bytes`` of one, by what they are of.
 
     Raises:
-        ConfigError: the model's family is not known, or the mesh cannot share the run out.
+        ConfigError: the model's family is not known, or the mesh cannot share the run out, or there is no device.
     """
     from marin_train import models
-    from marin_train.flops import flops_per_token, num_params
+    from marin_train.flops import flops_per_token
     from marin_train.mesh import AXES, check_run, mesh_sizes, shard_shape
 
+    if num_devices is not None and num_devices < 1:
+        raise ConfigError(f"--devices {num_devices}: must be positive")
     table = models.family(config.model).parameter_table(config.model)
     sizes = mesh_sizes(config.mesh, num_devices=num_devices or 1)
     check_run(config, sizes)
@@ -54,9 +58,9 @@ def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str
             }
             for p in table
         ],
-        "num_params": num_params(config.model),
+        "num_params": table.size,
         "num_params_stored": table.stored_size,
-        "num_params_non_embedding": sum(p.size for p in table if p.role not in ("embed", "head")),
+        "num_params_non_embedding": table.non_embedding_size,
         "tokens_per_step": per_step,
         "tokens": tokens,
         "flops_per_token": flops,
@@ -109,17 +113,14 @@ def _activation_bytes(config: TrainConfig, sizes: dict[str, int]) -> dict[str, i
 def to_text(description: dict[str, Any]) -> str:
     """The description as a table for people."""
     spread = math.prod(description["mesh"].values()) > 1
-    titles = ("parameter", "shape", "a device", "role", "size")
     rows = [
-        (p["path"], _shown(p["shape"]), _shown(p["share"]), p["role"], f"{p['size']:,}")
-        for p in description["parameters"]
+        ("parameter", "role", "size", "shape", "a device"),
+        *(
+            (p["path"], p["role"], f"{p['size']:,}", _shown(p["shape"]), _shown(p["share"]))
+            for p in description["parameters"]
+        ),
     ]
-    columns = [0, 1, *((2,) if spread else ()), 3, 4]
-    widths = {i: max(len(row[i]) for row in (titles, *rows)) for i in columns}
-    lines = [
-        "  ".join(row[i].ljust(widths[i]) if i in (0, 3) else row[i].rjust(widths[i]) for i in columns).rstrip()
-        for row in (titles, *rows)
-    ]
+    lines = align(rows if spread else [row[:-1] for row in rows], left={0, 1})
     flops, held = description["flops_per_token"], description["device_bytes"]
     stored = description["num_params_stored"] - description["num_params"]
     padding = f", and {stored:,} that pad the vocabulary" if stored else ""

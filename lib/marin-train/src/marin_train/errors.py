@@ -8,6 +8,7 @@ MarinTrainError
 ├── TokenStoreError      a token store that is absent, damaged, or of another tokenizer (exit 2)
 ├── HuggingFaceError     a Hugging Face checkpoint that cannot be read, or written, exactly (exit 2)
 ├── CheckpointError      a checkpoint that is absent, damaged, or of another run (exit 3)
+│   └── DamagedError     it alone is damaged; an older one of its run serves as well (exit 3)
 ├── DivergedError        loss or gradient is no longer finite (exit 1)
 ├── LostProcessError     another process of the run is gone; started together, they go on (exit 1)
 └── InterruptedRunError  a signal asked the run to stop; the same call goes on (exit 1)
@@ -54,6 +55,10 @@ class CheckpointError(MarinTrainError):
     """A checkpoint that is absent, damaged, or belongs to another run."""
 
     exit_code = 3
+
+
+class DamagedError(CheckpointError):
+    """This checkpoint cannot be used; the reason is the message."""
 
 
 class DivergedError(MarinTrainError):

@@ -12,7 +12,9 @@ UTF-8 bytes of the text, which the store counts and does not estimate.
 """
 
 import hashlib
+import logging
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +27,12 @@ from marin_train.configs import DataConfig
 from marin_train.data.packing import Sequences
 from marin_train.data.store import TokenStore
 from marin_train.errors import ConfigError, DivergedError, TokenStoreError
+from marin_train.scorer import make_scorer
+
+logger = logging.getLogger(__name__)
+
+_SECONDS = 10.0
+"""How far an evaluation has come is told so often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,25 +78,26 @@ def evaluate(checkpoint: str | Path, store: str | Path, *, batch_size: int = 8) 
         DivergedError: the loss is not finite.
         TokenStoreError: the store is damaged or empty, has another tokenizer, or no id to begin documents with.
     """
-    import jax
-
-    from marin_train.losses import Batch, token_losses
-
     if batch_size < 1:
         raise ConfigError(f"evaluate(batch_size={batch_size}): must be positive")
     data = TokenStore.open(store)
     trained = load_model(checkpoint)
     _check_fits(data, trained)
     data.verify()
-    score = jax.jit(lambda model, batch: token_losses(model, batch, config=trained.config.model, policy=trained.policy))
+    score = make_scorer(trained.config.model, policy=trained.policy)
+    batch_size = min(batch_size, -(-data.num_tokens // trained.config.data.seq_len))
     total, supervised, num_supervised, start = 0.0, 0.0, 0, 0
+    told = time.perf_counter()
     for windows in _windows(data, trained.config.data, batch_size=batch_size):
-        losses = np.asarray(score(trained.model, Batch(**windows._asdict())), np.float64)[windows.loss_mask]
+        losses = score(trained.model, windows)[windows.loss_mask]
         total += float(losses.sum())
         if data.has_mask:
             counts = data.read_mask(start, start + len(losses))
             supervised, num_supervised = supervised + float(losses[counts].sum()), num_supervised + int(counts.sum())
         start += len(losses)
+        if time.perf_counter() - told >= _SECONDS:
+            logger.info("%s of %s tokens scored", f"{start:,}", f"{data.num_tokens:,}")
+            told = time.perf_counter()
     if not math.isfinite(total):
         raise DivergedError(f"{trained.path} gives a loss of {total} on {data.path}; use an earlier checkpoint")
     return Evaluation(

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
     from marin_train.blocks import Past
 
+_COLDEST = 1e-30
+"""What float32 holds, and divides by, without a loss; a lower temperature or ``top_p`` says the same."""
+
 
 def generate(
     checkpoint: str | Path,
@@ -51,7 +54,7 @@ def generate(
 
     Raises:
         CheckpointError: there is no whole checkpoint.
-        ConfigError: a setting is out of its range, or a prompt fills the window.
+        ConfigError: a setting is out of its range, or a prompt fills the window or is not Unicode text.
 
     See: Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration" (arXiv 1904.09751), for top-p.
     """
@@ -62,6 +65,11 @@ def generate(
             f"generate(max_new_tokens={max_new_tokens}, temperature={temperature}, top_p={top_p}, seed={seed}): needs "
             f"max_new_tokens >= 1, temperature >= 0, 0 < top_p <= 1 and 0 <= seed < 2**32"
         )
+    for number, prompt in enumerate(prompts):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"prompt {number} is not Unicode text ({error.reason}); give it in UTF-8") from None
     if not prompts:
         return []
     trained = load_model(checkpoint)
@@ -127,7 +135,7 @@ def _continue(
     """Draws up to ``num_steps`` tokens a row; the filled buffer, and where each continuation ends."""
     import jax
 
-    stops = np.minimum(lengths + num_steps, tokens.shape[1])
+    stops = np.minimum(lengths + min(num_steps, tokens.shape[1]), tokens.shape[1])
     run = jax.jit(partial(_fill, trained, widest=int(lengths.max()), temperature=temperature, top_p=top_p))
     rows = run(trained.model, tokens, lengths, stops, jax.random.key(seed))
     return np.asarray(rows[0]), np.asarray(rows[1])
@@ -164,7 +172,7 @@ def _fill(
     def step(rows: _Rows) -> _Rows:
         scores = logits(rows.hidden[:, None], head, config=config, policy=policy)[:, 0]
         keys = jax.vmap(lambda row, at: jax.random.fold_in(jax.random.fold_in(key, row), at))(each, rows.ends)
-        drawn = jax.vmap(partial(_draw, temperature=temperature, top_p=top_p))(keys, scores)
+        drawn = jax.vmap(partial(draw_token, temperature=temperature, top_p=top_p))(keys, scores)
         done = rows.done if eos is None else rows.done | (drawn == eos)
         # A row that is done writes its last token again.
         at = jnp.minimum(rows.ends, width - 1)
@@ -179,18 +187,26 @@ def _fill(
     return rows.tokens, rows.ends
 
 
-def _draw(key: "Array", logits: "Float[Array, ' vocab']", *, temperature: float, top_p: float) -> "Int[Array, '']":
-    """One token id; among equally likely ones at the edge of ``top_p``, those of lower id are kept."""
+def draw_token(key: "Array", logits: "Float[Array, ' vocab']", *, temperature: float, top_p: float) -> "Int[Array, '']":
+    """One token id; among equally likely ones at the edge of ``top_p``, those of lower id are kept.
+
+    Args:
+        key: of the draw.
+        logits: of every token.
+        temperature: 0 takes the likeliest.
+        top_p: see `generate`.
+    """
     import jax
     import jax.numpy as jnp
 
     if temperature == 0:
         return jnp.argmax(logits).astype(jnp.int32)
-    logits = logits / temperature
+    # The likeliest is at 0 whatever the temperature: far from it, fused and rounded differently, exp would be 0 or inf.
+    logits = (logits - jnp.max(logits)) / max(temperature, _COLDEST)
     if top_p < 1:
         order = jnp.argsort(-logits)
         probabilities = jax.nn.softmax(logits)[order]
         # The token that reaches top_p is kept, so the likeliest always is.
-        kept = jnp.cumsum(probabilities) - probabilities < top_p
+        kept = jnp.cumsum(probabilities) - probabilities < max(top_p, _COLDEST)
         logits = logits.at[order].set(jnp.where(kept, logits[order], -jnp.inf))
     return jax.random.categorical(key, logits).astype(jnp.int32)

@@ -101,7 +101,7 @@ def judge(
     return Verdict(accepted, nonfinite, after)
 
 
-def choose(accepted: Bool[Array, ""], new: Any, old: Any) -> Any:
+def select(accepted: Bool[Array, ""], new: Any, old: Any) -> Any:
     """The leaves of ``new`` where the step is accepted, and those of ``old`` where it is not."""
     return jax.tree.map(lambda after, before: jnp.where(accepted, after, before), new, old)
 

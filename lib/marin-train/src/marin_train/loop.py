@@ -14,27 +14,32 @@ checkpoints written in background threads. Only a checkpoint's copy to the host 
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marin_train.batches import prefetch
+from marin_train.batches import place, prefetch
 from marin_train.certificates import RunFacts
 from marin_train.checkpoints import Cadence, CheckpointWriter, restore_latest
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture, digest_batch
 from marin_train.distributed import first_then_rest, is_first, lost_processes, wait_for_all
+from marin_train.durability import to_json, write_whole
 from marin_train.errors import ExhaustedError, InterruptedRunError
 from marin_train.periodic_evaluation import PeriodicEvaluation
 from marin_train.profiling import Profiler, ProfileWindow
 from marin_train.reporting import Report
-from marin_train.run_record import EVALUATIONS, SUMMARY, RunRecord, open_record, summarise, write_json
+from marin_train.run_record import EVALUATIONS, SUMMARY, RunRecord, open_record, summarise
+from marin_train.scorer import make_scorer
 from marin_train.signals import stop_signals
 from marin_train.spikes import SpikeBlame
 from marin_train.tracking import JsonlTracker, SilentTracker, Tracker, read_metrics
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from marin_train.losses import Batch
     from marin_train.train_step import TrainState, TrainStep
 
@@ -96,30 +101,23 @@ def train(
     """
     from marin_train.mesh import check_run, make_mesh
     from marin_train.policy import Policy
-    from marin_train.train_step import init_state, make_train_step, state_template
+    from marin_train.train_step import make_train_step, state_template
 
     out = Path(out_dir)
-    mixture = Mixture.open(
-        config.data,
-        batch_size=config.batch_size,
-        batch_stages=config.batch_stages,
-        vocab_size=config.model.vocab_size,
-        steps=config.steps,
-    )
+    mixture = Mixture.of_run(config, steps=config.steps)
     mesh = make_mesh(config.mesh)
     check_run(config, mesh.shape)
     record = first_then_rest(lambda: open_record(out, config, stores=mixture.manifests))
-    logger.info(
-        "policy %s, whose matmul reaches %.0f GFLOP/s; fp32 matmul %.0f GFLOP/s",
-        record.policy_name,
-        record.peak_flops / 1e9,
-        record.matmul_flops_float32 / 1e9,
-    )
+    logger.info("%s", record.machine)
     facts = _facts(config, record, mixture)
     template = state_template(config, mesh=mesh)
+    policy = Policy.from_dict(record.policy)
+    programs = {w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)}
     restored = restore_latest(out / "checkpoints", template, facts=facts)
-    state, step = restored or (init_state(config, mesh=mesh), 0)
-    if step:
+    state, step = restored or (_begin(config, programs[config.watch_steps == 1], mixture, mesh=mesh), 0)
+    if step == config.steps:
+        logger.info("all %d steps are done", step)
+    elif step:
         logger.info("resuming after step %d of %d", step, config.steps)
     with lost_processes(), ExitStack() as stack:
         metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl") if is_first() else SilentTracker()))
@@ -127,32 +125,24 @@ def train(
         told = (metrics, *(trackers if is_first() else ()))
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
-        policy = Policy.from_dict(record.policy)
+        scorer = make_scorer(config.model, policy=policy, mesh=mesh)
         run = _Run(
             config=config,
-            programs={w: make_train_step(config, policy=policy, mesh=mesh, watch=w) for w in (False, True)},
+            programs=programs,
             writer=writer,
-            report=Report(config, record, metrics, told[1:], step=step, loss_tokens=_loss_tokens(out)),
+            report=Report(config, record, metrics=metrics, trackers=told[1:], step=step, loss_tokens=_loss_tokens(out)),
             evaluation=PeriodicEvaluation.of(
-                config, policy, mesh=mesh, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]
+                config, scorer=scorer, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]
             ),
-            blame=SpikeBlame(config, policy=policy, mesh=mesh, mixture=mixture, directory=out / "blame"),
+            blame=SpikeBlame(mixture, scorer=scorer, directory=out / "blame"),
             profiler=stack.enter_context(closing(Profiler(profile, out / "profile"))),
             hooks=hooks,
         )
         run.go(state, stack.enter_context(prefetch(mixture, mesh, start=step, stop=config.steps)), start=step)
-        wait_for_all("rows")
-        rows = read_metrics(out / "metrics.jsonl")
-        tokens_unique = mixture.num_unique_tokens(config.steps)
-        summary = summarise(record, rows, config=config, tokens_unique=tokens_unique, mixture=mixture.digest)
-        if run.evaluation is not None:
-            summary |= run.evaluation.summary()
-        if is_first():
-            write_json(out / SUMMARY, summary)
+        summary = _summarise(run, record, mixture, out=out)
         for tracker in told:
             tracker.finish(summary)
-    checkpoint = run.writer.path(config.steps)
-    return TrainResult(out_dir=out, checkpoint=checkpoint, loss=summary["train_loss"], summary=summary)
+    return TrainResult(out_dir=out, checkpoint=writer.path(config.steps), loss=summary["train_loss"], summary=summary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +174,8 @@ class _Run:
                 if due.stop and step < self.config.steps:
                     self.writer.wait()
                     raise InterruptedRunError(
-                        f"stopped by a signal; saved after step {step} of {self.config.steps}, where the same call "
-                        f"goes on"
+                        f"stopped as asked; saved after step {step} of {self.config.steps}, and the same call goes on "
+                        f"from there"
                     )
         self.writer.wait()
 
@@ -207,16 +197,42 @@ class _Run:
 
     def _write_down(self, step: int, state: "TrainState") -> None:
         """The documents behind steps that turned out to be spikes, by the parameters after this one."""
-        for spike in self.report.take_spikes():
-            self.report.flush()  # a step that is done and not yet told would take the time of this for its own
-            self.blame.write(spike, state.model, parameters_of=step)
+        while spikes := self.report.take_spikes():
+            self.report.flush()  # a step that is done must not have its time taken after the pause
+            for spike in spikes:
+                self.blame.write(spike, state.model, parameters_of=step)
             self.report.restart_clock()
+
+
+def _begin(config: TrainConfig, program: "TrainStep", mixture: Mixture, *, mesh: "Mesh") -> "TrainState":
+    """The state before the first update, drawn while the step that takes it is compiled: each takes seconds to."""
+    from marin_train.train_step import compile_step, init_state
+
+    logger.info("compiling the step")
+    batch = place(mesh, mixture.sizes.at(0), lambda rows: mixture.batch(0, rows=rows))
+    with ThreadPoolExecutor(1) as beside:
+        drawn = beside.submit(init_state, config, mesh=mesh)
+        compile_step(program, config, batch, mesh=mesh)
+        return drawn.result()
 
 
 def _loss_tokens(out: Path) -> int:
     """Tokens that counted in the loss of the steps that are done, where this process tells of them."""
     rows = read_metrics(out / "metrics.jsonl") if is_first() else []
     return rows[-1]["loss_tokens"] if rows else 0
+
+
+def _summarise(run: _Run, record: RunRecord, mixture: Mixture, *, out: Path) -> dict[str, Any]:
+    """The run table's row of a run whose steps are done, written down."""
+    wait_for_all("rows")
+    rows = read_metrics(out / "metrics.jsonl")
+    tokens_unique = mixture.num_unique_tokens(run.config.steps)
+    summary = summarise(record, rows, config=run.config, tokens_unique=tokens_unique, mixture=mixture.digest)
+    if run.evaluation is not None:
+        summary |= run.evaluation.summary()
+    if is_first():
+        write_whole(out / SUMMARY, to_json(summary))
+    return summary
 
 
 def _facts(config: TrainConfig, record: RunRecord, mixture: Mixture) -> RunFacts:

@@ -74,7 +74,17 @@ class LossSums(NamedTuple):
 
 
 def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq"]:
-    """The cross-entropy of every prediction in nats, masked or not."""
+    """The cross-entropy of every prediction, masked or not.
+
+    Args:
+        model: the parameters.
+        batch: the sequences.
+        config: the model's shape.
+        policy: how its products are computed.
+
+    Returns:
+        Nats, float32.
+    """
 
     def walk(hidden: Array, head: Array, targets: Array) -> Array:
         def block(_: None, xs: _Block) -> tuple[None, Array]:
@@ -90,7 +100,15 @@ def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Polic
 
 
 def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy, z_loss: float = 0.0) -> LossSums:
-    """The sums over the unmasked tokens of a batch."""
+    """The sums over the unmasked tokens of a batch.
+
+    Args:
+        model: the parameters.
+        batch: the sequences, or a part of them.
+        config: the model's shape.
+        policy: how its products are computed.
+        z_loss: weight of the squared log-normaliser in the objective.
+    """
     objective, cross_entropy = summed_cross_entropy(
         _hidden(model, batch, config=config, policy=policy),
         family(config).head(model),
@@ -126,7 +144,17 @@ def summed_cross_entropy(
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Sums over unmasked tokens of the cross-entropy plus ``z_loss * logsumexp(logits) ** 2``, and of the former alone.
 
-    Only the first has a gradient.
+    Args:
+        hidden: states ready for the head.
+        head: the matrix that turns them into logits.
+        targets: the tokens to predict.
+        mask: whether a prediction counts.
+        z_loss: weight of the squared log-normaliser.
+        config: the model's shape.
+        policy: how products are computed.
+
+    Returns:
+        Nats, float32, over all devices. Only the first has a gradient.
     """
     objective, cross_entropy = _summed((z_loss, config, policy), hidden, head, targets, mask)
     return objective, jax.lax.stop_gradient(cross_entropy)

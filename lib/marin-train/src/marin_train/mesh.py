@@ -26,6 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from marin_train.configs import MeshConfig, TrainConfig
@@ -50,26 +51,70 @@ RULES: dict[str, tuple[str, ...]] = {
 Dims = Sequence[str | None]
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """The mesh that `config` asks for, over the first devices that jax shows.
+def make_mesh(config: MeshConfig, *, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh that `config` asks for, over the first devices that jax shows, or those that are given.
 
     Raises:
-        ConfigError: it asks for more devices than there are, or for shares that do not take all that are left.
+        ConfigError: it asks for more devices than there are, for shares that do not take all that are left, or for so
+            few that a process of the run would have none.
     """
-    devices = jax.devices()
+    devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, num_devices=len(devices))
     needed = math.prod(sizes.values())
     if needed > len(devices):
-        asked = ", ".join(f"{name}={size}" for name, size in dataclasses.asdict(config).items() if size != 1)
-        raise ConfigError(f"MeshConfig({asked}) needs {needed} devices, but {len(devices)} device(s) are there")
-    return Mesh(np.array(devices[:needed]).reshape(tuple(sizes.values())), AXES)
+        raise ConfigError(f"{_asked(config)} needs {needed} devices, but {len(devices)} device(s) are there")
+    idle = {device.process_index for device in devices} - {device.process_index for device in devices[:needed]}
+    if idle:
+        raise ConfigError(
+            f"{_asked(config)} takes {needed} of {len(devices)} devices and leaves none to process {min(idle)}; start "
+            f"fewer processes, or set an axis to -1, which takes all that are left"
+        )
+    return Mesh(_arranged(devices[:needed], sizes), AXES)
+
+
+def one_device() -> Mesh:
+    """A mesh of this process's first device."""
+    return make_mesh(MeshConfig(data=1), devices=jax.local_devices()[:1])
 
 
 def mesh_sizes(config: MeshConfig, *, num_devices: int) -> dict[str, int]:
-    """Devices by axis; one that asks for all that are left gets at least one."""
+    """Devices by axis; one that asks for all that are left gets at least one.
+
+    Raises:
+        ConfigError: some would be left over, though an axis asks for all.
+    """
     sizes = {axis: getattr(config, axis) for axis in AXES}
     taken = math.prod(size for size in sizes.values() if size != -1)
+    rest = num_devices % taken if num_devices > taken and -1 in sizes.values() else 0
+    if rest:
+        axis = next(axis for axis, size in sizes.items() if size == -1)
+        raise ConfigError(
+            f"{_asked(config)} leaves {rest} of {num_devices} devices idle; set "
+            f"MeshConfig.{axis}={num_devices // taken} if that is meant, or choose axes whose product "
+            f"divides {num_devices}"
+        )
     return {axis: max(1, num_devices // taken) if size == -1 else size for axis, size in sizes.items()}
+
+
+def _asked(config: MeshConfig) -> str:
+    asked = ", ".join(f"{name}={size}" for name, size in dataclasses.asdict(config).items() if size != 1)
+    return f"MeshConfig({asked})"
+
+
+def _arranged(devices: Sequence[jax.Device], sizes: Mapping[str, int]) -> np.ndarray:
+    """The devices in the mesh's shape: slices, between which links are slow, meet along the outermost axes alone, and
+    the devices of a TPU slice as its torus links them."""
+    shape = tuple(sizes.values())
+    slices: dict[int, list[jax.Device]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    groups = [slices[number] for number in sorted(slices)]
+    outer = math.prod(shape[: AXES.index("data")])
+    if devices[0].platform != "tpu" or outer % len(groups) or len({len(group) for group in groups}) > 1:
+        return np.array([device for group in groups for device in group]).reshape(shape)
+    within = (outer // len(groups), *shape[AXES.index("data") :])
+    arranged = [mesh_utils.create_device_mesh(within, g, allow_split_physical_axes=True) for g in groups]
+    return np.stack(arranged).reshape(shape)
 
 
 def spec(dims: Dims, sizes: Mapping[str, int], *, shape: Sequence[int] | None = None) -> PartitionSpec:
@@ -122,6 +167,15 @@ def constrain[A: jax.Array](x: A, *dims: str | None) -> A:
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, spec(dims, mesh.shape, shape=x.shape))
+
+
+def constrain_residual[A: jax.Array](x: A) -> A:
+    """A layer's result, laid out as what goes from layer to layer.
+
+    In two steps: it is summed over ``model`` where it lies, and only then spread over it. In one, the compiler would
+    first gather what is spread over ``context``.
+    """
+    return constrain(constrain(x, "batch", "seq", None), "batch", "residual", None)
 
 
 def over_mesh(

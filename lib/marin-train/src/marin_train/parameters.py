@@ -105,7 +105,16 @@ class Parameter:
 def matrix(
     path: str, shape: tuple[int, int], *, dims: tuple[str, str], hf_key: str, role: Role = "matrix", padding: int = 0
 ) -> Parameter:
-    """A projection (in, out) whose products keep the variance of their input: standard deviation 1 / sqrt(in)."""
+    """A projection whose products keep the variance of their input: its standard deviation is 1 / sqrt(in).
+
+    Args:
+        path: where it is in the model.
+        shape: (in, out).
+        dims: their names.
+        hf_key: its name in a Hugging Face checkpoint, which holds it as (out, in).
+        role: what it is to the optimizer.
+        padding: entries that only fill up its dim ``vocab``.
+    """
     return Parameter(
         path=path,
         shape=shape,
@@ -120,12 +129,27 @@ def matrix(
 
 
 def gain(path: str, size: int, *, dim: str, hf_key: str, init: float = 1.0) -> Parameter:
-    """A vector of element-wise factors that starts at `init`: 1, or 0 where 1 is added to it."""
+    """A vector of element-wise factors.
+
+    Args:
+        path: where it is in the model.
+        size: how many.
+        dim: the dim's name.
+        hf_key: its name in a Hugging Face checkpoint.
+        init: what they start at: 1, or 0 where 1 is added to them.
+    """
     return Parameter(path=path, shape=(size,), dims=(dim,), role="gain", init=Constant(init), hf_key=hf_key)
 
 
 def stacked(parameters: Iterable[Parameter], *, path: str, num_layers: int, hf_key: str) -> tuple[Parameter, ...]:
-    """The parameters of `num_layers` identical layers under `path`, stacked along a leading layer dim."""
+    """The parameters of identical layers, stacked along a leading layer dim.
+
+    Args:
+        parameters: one layer's, by paths and names within the layer.
+        path: where the layers are in the model.
+        num_layers: how many.
+        hf_key: where they are in a Hugging Face checkpoint, with ``{layer}`` for the number.
+    """
     return tuple(
         dataclasses.replace(
             p,
@@ -165,6 +189,11 @@ class ParameterTable:
         return sum(p.size for p in self.parameters)
 
     @property
+    def non_embedding_size(self) -> int:
+        """The number of values without those of embedding and head."""
+        return sum(p.size for p in self.parameters if p.role not in ("embed", "head"))
+
+    @property
     def stored_size(self) -> int:
         """The number of values that memory holds, padding included."""
         return sum(math.prod(p.shape) for p in self.parameters)
@@ -173,11 +202,16 @@ class ParameterTable:
 def map_parameters(fn: Callable[[Parameter], Any], table: ParameterTable, model: Any) -> Any:
     """A tree of the model's structure holding `fn` of each leaf's declaration.
 
+    Args:
+        fn: of a declaration.
+        table: the declarations.
+        model: any tree whose leaves have the paths of the table.
+
     Raises:
         ParameterError: a leaf is not declared, or one declared is missing, naming it.
     """
     leaves, treedef = jax.tree_util.tree_flatten_with_path(model)
-    paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+    paths = [dotted(path) for path, _ in leaves]
     values = [fn(table[path]) for path in paths]
     missing = sorted({p.path for p in table} - set(paths))
     if missing:
@@ -185,8 +219,18 @@ def map_parameters(fn: Callable[[Parameter], Any], table: ParameterTable, model:
     return jax.tree_util.tree_unflatten(treedef, values)
 
 
+def dotted(path: Any) -> str:
+    """A leaf's path as the table writes it, from jax's."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
 def build(module: type[eqx.Module], leaves: Mapping[str, Any], *, prefix: str = "") -> Any:
-    """The module whose fields are `leaves`, by path; a field without a leaf is None where its type allows that.
+    """A module out of its leaves; a field without a leaf is None where its type allows that.
+
+    Args:
+        module: its type.
+        leaves: by path.
+        prefix: what stands before the module's own names in these paths.
 
     Raises:
         ParameterError: a field has no leaf and its type demands one.
@@ -205,6 +249,11 @@ def build(module: type[eqx.Module], leaves: Mapping[str, Any], *, prefix: str = 
 
 def init_model(module: type[eqx.Module], table: ParameterTable, *, seed: int) -> Any:
     """A freshly initialized model in float32; traceable, so that `jax.jit` can place each leaf as it is drawn.
+
+    Args:
+        module: the model's type.
+        table: its leaves.
+        seed: of all draws.
 
     Raises:
         ParameterError: the table and the module's leaves differ.

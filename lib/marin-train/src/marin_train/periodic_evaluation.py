@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, Self
 from marin_train.configs import TrainConfig
 from marin_train.data.mixture import Mixture
 from marin_train.distributed import is_first
-from marin_train.held_out import HeldOut, HeldOutScorer
-from marin_train.run_record import write_whole
+from marin_train.durability import write_whole
+from marin_train.held_out import HeldOut, HeldOutSequences
+from marin_train.scorer import Scorer
 from marin_train.tracking import Tracker
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from marin_train.policy import Policy
     from marin_train.train_step import TrainState
 
 logger = logging.getLogger(__name__)
@@ -34,13 +32,15 @@ class PeriodicEvaluation:
 
     Args:
         config: the run.
-        scorer: of its mixture.
+        held_out: by its mixture.
+        scorer: of its model.
         path: the ``eval.jsonl``.
         trackers: told of every evaluation.
     """
 
     config: TrainConfig
-    scorer: HeldOutScorer
+    held_out: HeldOutSequences
+    scorer: Scorer
     path: Path
     trackers: Sequence[Tracker]
 
@@ -48,9 +48,8 @@ class PeriodicEvaluation:
     def of(
         cls,
         config: TrainConfig,
-        policy: "Policy",
         *,
-        mesh: "Mesh",
+        scorer: Scorer,
         mixture: Mixture,
         path: Path,
         trackers: Sequence[Tracker],
@@ -62,8 +61,8 @@ class PeriodicEvaluation:
         """
         if not config.eval_steps:
             return None
-        scorer = HeldOutScorer(config, policy=policy, mesh=mesh, mixture=mixture, batch_size=config.batch_size)
-        return cls(config, scorer, path, trackers)
+        held_out = HeldOutSequences(config, mixture=mixture, batch_size=config.batch_size)
+        return cls(config, held_out, scorer, path, trackers)
 
     def is_due(self, step: int) -> bool:
         """Whether to evaluate after this step."""
@@ -71,16 +70,12 @@ class PeriodicEvaluation:
 
     def evaluate(self, step: int, state: "TrainState") -> None:
         """Scores the parameters, or their moving average where one is kept, and tells of it."""
-        results = self.scorer.score(state.model if state.ema is None else state.ema)
+        results = self.held_out.score(state.model if state.ema is None else state.ema, self.scorer)
         if not is_first():
             return
         row = add_evaluation(self.path, step, results)
-        logger.info(
-            "step %d: held out, loss %.4f over tokens, %.4f over components",
-            step,
-            row["micro_loss"],
-            row["macro_loss"],
-        )
+        over = f" over tokens, {row['macro_loss']:.4f} over components" if len(results) > 1 else ""
+        logger.info("step %d: held out, loss %.4f%s", step, row["micro_loss"], over)
         for tracker in self.trackers:
             tracker.log(for_trackers(row))
 
@@ -91,7 +86,7 @@ class PeriodicEvaluation:
             return {}  # a run that had come to its end before evaluations were asked for
         last = rows[-1]
         name = f"held out, mean over the tokens of {len(last['components'])} component(s)"
-        return {"loss": last["micro_loss"], "loss_name": name, "eval_digest": self.scorer.digest, "evaluation": last}
+        return {"loss": last["micro_loss"], "loss_name": name, "eval_digest": self.held_out.digest, "evaluation": last}
 
 
 def averages(results: Sequence[HeldOut]) -> dict[str, float]:

@@ -12,6 +12,7 @@ See: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GP
 2.2, for the schedule; Huang et al. 2019, "GPipe" (arXiv 1811.06965), for recomputing a stage from its input.
 """
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,7 +78,17 @@ def pipelined_gradients(
     num_parts: int,
     z_loss: float,
 ) -> LossGradients:
-    """Loss and gradients of a batch whose parts go through the mesh's stages; see `accumulation.loss_gradients`."""
+    """Loss and gradients of a batch whose parts go through the mesh's stages, one behind the other.
+
+    Args:
+        model: the parameters, those of layers sharded over the mesh's stages on their first dim.
+        batch: its rows divide by ``num_parts`` times the mesh's data shares.
+        config: the model's shape.
+        policy: see `pipelined_loss`.
+        mesh: likewise.
+        num_parts: microbatches.
+        z_loss: weight of the squared log-normaliser.
+    """
     sums, gradients = pipelined_loss(
         model, in_parts(batch, num_parts, mesh=mesh), config=config, policy=policy, mesh=mesh, z_loss=z_loss
     )
@@ -107,11 +118,11 @@ def pipelined_loss(
             to the compiler.
         z_loss: weight of the squared log-normaliser.
     """
-    layers, rest = model.layers, _without_layers(model)
-    body = partial(_run_stage, config=config, policy=policy, num_stages=mesh.shape[STAGE], z_loss=z_loss)
+    layers, rest = model.layers, eqx.tree_at(lambda m: m.layers, model, None)
+    program = _Stage(config=config, policy=policy, num_stages=mesh.shape[STAGE], z_loss=z_loss)
     everywhere, by_layer = PartitionSpec(), PartitionSpec(STAGE)
     run = jax.shard_map(
-        body,
+        partial(_run_stage, program=program),
         mesh=mesh,
         axis_names={STAGE, *RULES["batch"]},
         in_specs=(by_layer, everywhere, PartitionSpec(None, RULES["batch"])),
@@ -142,42 +153,60 @@ class _Flight(NamedTuple):
     sums: LossSums
 
 
-def _run_stage(
-    layers: Any, rest: Any, microbatches: Batch, *, config: ModelConfig, policy: Policy, num_stages: int, z_loss: float
-) -> tuple[LossSums, Any, Any]:
+@dataclass(frozen=True, kw_only=True)
+class _Stage:
+    """What a stage computes of one microbatch; known to the compiler."""
+
+    config: ModelConfig
+    policy: Policy
+    num_stages: int
+    z_loss: float
+
+    def embedded(self, rest: Any, one: Batch) -> Hidden:
+        """What the first stage's layers read."""
+        return family(self.config).embed(rest, one.tokens[:, :-1], config=self.config, policy=self.policy)
+
+    def through_layers(self, layers: Any, x: Hidden, one: Batch) -> Hidden:
+        """What every stage hands on."""
+        parts = family(self.config)
+        positions = jnp.arange(x.shape[1])[None] if one.positions is None else one.positions
+        context = Context(rotations=parts.rotations(positions, config=self.config), segment_ids=one.segment_ids)
+        layer = partial(parts.layer, context=context, config=self.config, policy=self.policy)
+        kinds = parts.kinds(self.config)[: self.config.num_layers // self.num_stages]
+        return apply_layers(layer, layers, x, kinds=kinds, policy=self.policy)[0]
+
+    def cost(self, rest: Any, y: Hidden, one: Batch) -> tuple[Array, LossSums]:
+        """What the last stage makes of its layers' output: the objective, which has a gradient, and all sums."""
+        parts = family(self.config)
+        objective, cross_entropy = summed_cross_entropy(
+            parts.finish(rest, y, config=self.config),
+            parts.head(rest),
+            targets=one.tokens[:, 1:],
+            mask=one.loss_mask,
+            z_loss=self.z_loss,
+            config=self.config,
+            policy=self.policy,
+        )
+        return objective, LossSums(objective, cross_entropy, jnp.sum(one.loss_mask, dtype=jnp.int32))
+
+
+def _run_stage(layers: Any, rest: Any, microbatches: Batch, *, program: _Stage) -> tuple[LossSums, Any, Any]:
     """All ticks of one stage; sums and gradients outside the layers are the same on all of them at the end."""
     num_microbatches, batch, width = microbatches.tokens.shape
-    stage, parts = jax.lax.axis_index(STAGE), family(config)
+    num_stages, stage = program.num_stages, jax.lax.axis_index(STAGE)
     is_first, is_last = stage == 0, stage == num_stages - 1
-    kinds = parts.kinds(config)[: config.num_layers // num_stages]
     places = 2 * num_stages - 1
-
-    def through_layers(layers: Any, x: Hidden, one: Batch) -> Hidden:
-        context = _context(one, config=config)
-        layer = partial(parts.layer, context=context, config=config, policy=policy)
-        return apply_layers(layer, layers, x, kinds=kinds, policy=policy)[0]
-
-    def embedded(rest: Any, one: Batch) -> Hidden:
-        return parts.embed(rest, one.tokens[:, :-1], config=config, policy=policy)
-
-    def cost(rest: Any, y: Hidden, one: Batch) -> tuple[Array, LossSums]:
-        hidden = parts.finish(rest, y, config=config)
-        objective, cross_entropy = summed_cross_entropy(
-            hidden, parts.head(rest), targets=one.tokens[:, 1:], mask=one.loss_mask, z_loss=z_loss, config=config,
-            policy=policy,
-        )  # fmt: skip
-        return objective, LossSums(objective, cross_entropy, jnp.sum(one.loss_mask, dtype=jnp.int32))
 
     def tick(flight: _Flight, t: Array) -> tuple[_Flight, None]:
         f, b = forward_at(t, stage=stage), backward_at(t, stage=stage, num_stages=num_stages)
         going, coming = _one(microbatches, f), _one(microbatches, b)
         goes, comes = (f >= 0) & (f < num_microbatches), (b >= 0) & (b < num_microbatches)
-        x = jax.lax.cond(is_first, lambda: embedded(rest, going), lambda: flight.ahead)
-        y = through_layers(layers, x, going)
+        x = jax.lax.cond(is_first, lambda: program.embedded(rest, going), lambda: flight.ahead)
+        y = program.through_layers(layers, x, going)
         inputs = flight.inputs.at[f % places].set(x)
 
         def turned() -> tuple[LossSums, Any, Hidden]:
-            (_, sums), (above, slope) = jax.value_and_grad(cost, argnums=(0, 1), has_aux=True)(rest, y, going)
+            (_, sums), (above, slope) = jax.value_and_grad(program.cost, argnums=(0, 1), has_aux=True)(rest, y, going)
             return sums, above, slope
 
         def passed() -> tuple[LossSums, Any, Hidden]:
@@ -185,11 +214,11 @@ def _run_stage(
 
         sums, above, slope = jax.lax.cond(is_last & goes, turned, passed)
         slope = jnp.where(comes, slope, 0.0).astype(y.dtype)
-        _, pull = jax.vjp(lambda layers, x: through_layers(layers, x, coming), layers, inputs[b % places])
+        _, pull = jax.vjp(lambda layers, x: program.through_layers(layers, x, coming), layers, inputs[b % places])
         layer_gradients, slope = pull(slope)
         below = jax.lax.cond(
             is_first & comes,
-            lambda: jax.vjp(lambda rest: embedded(rest, coming), rest)[1](slope)[0],
+            lambda: jax.vjp(lambda rest: program.embedded(rest, coming), rest)[1](slope)[0],
             lambda: jax.tree.map(jnp.zeros_like, rest),
         )
         return _Flight(
@@ -201,7 +230,7 @@ def _run_stage(
             sums=jax.tree.map(jnp.add, flight.sums, sums),
         ), None
 
-    x = jnp.zeros((batch, width - 1, config.hidden_dim), policy.activations)
+    x = jnp.zeros((batch, width - 1, program.config.hidden_dim), program.policy.activations)
     start = _Flight(
         ahead=x,
         behind=x,
@@ -220,16 +249,6 @@ def _one(microbatches: Batch, index: Int[Array, ""]) -> Batch:
     """The microbatch of that index, or, where there is none, the nearest."""
     index = jnp.clip(index, 0, microbatches.tokens.shape[0] - 1)
     return jax.tree.map(lambda x: x[index], microbatches)
-
-
-def _context(one: Batch, *, config: ModelConfig) -> Context:
-    positions = jnp.arange(one.loss_mask.shape[1])[None] if one.positions is None else one.positions
-    rotations = family(config).rotations(positions, config=config)
-    return Context(rotations=rotations, segment_ids=one.segment_ids)
-
-
-def _without_layers(model: Any) -> Any:
-    return eqx.tree_at(lambda m: m.layers, model, None)
 
 
 def _no_sums() -> LossSums:

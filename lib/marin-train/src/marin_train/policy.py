@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,10 @@ Precision = Literal["float32", "bfloat16"]
 Backend = Literal["reference", "blocked", "dot_product", "splash"]
 Remat = Literal["keep", "full", "dots", "named"]
 
+GAIN = 1.2
+"""So much faster must products of bfloat16 be than those of float32 to be taken: rounding operands costs time too, and
+digits."""
+
 REPETITIONS = 3
 """Timed runs a candidate, at least."""
 
@@ -42,6 +46,10 @@ UNROLLED_LAYERS = 8
 
 PROBE_TOKENS = 2048
 """Tokens in a probe at most: enough to fill the machine."""
+
+PROBE_SEQ_LEN = 256
+"""Tokens a sequence at most, where candidates attend alike: the blocks that attention goes through are most of what a
+probe takes to compile, and say nothing about recomputing or looping."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +95,16 @@ def by_name(name: str) -> Policy:
     """The policy of that name.
 
     Raises:
-        ConfigError: there is none, with an example of one.
+        ConfigError: there is none, with what its parts may be.
     """
     for policy in _all():
         if policy.name == name:
             return policy
-    raise ConfigError(f"TrainConfig.policy={name!r} is not a policy; use 'auto', or a name such as {Policy().name!r}")
+    parts = (("float32", "bfloat16", "mixed"), get_args(Backend), get_args(Remat), ("scan", "unroll"))
+    raise ConfigError(
+        f"TrainConfig.policy={name!r} is not a policy; use 'auto', or a name such as {Policy().name!r}, of the parts "
+        f"{' - '.join('|'.join(part) for part in parts)}"
+    )
 
 
 def _all() -> list[Policy]:
@@ -105,13 +117,16 @@ def _all() -> list[Policy]:
     ]
 
 
-def choose(config: "TrainConfig") -> Policy:
+def choose(config: "TrainConfig", *, rates: Mapping[Precision, float]) -> Policy:
     """The policy that `config` names, or, for ``auto``, the one measured fastest on this machine.
 
-    Two measurements at the run's own shapes: first a feed-forward product and its derivatives, which settles the
-    operands; then forward and backward through two layers, which settles the rest. Candidates are few, because
-    compiling them is most of what a choice costs, and all of them are measured, however busy the machine is. One that
-    this backend cannot compile or run is no candidate.
+    The rates of products settle the operands; forward and backward through two layers of the run's own widths settle
+    the rest. Candidates are few, because compiling them is most of what a choice costs, and all of them are measured,
+    however busy the machine is. One that this backend cannot compile or run is no candidate.
+
+    Args:
+        config: the run.
+        rates: type of operands -> FLOP/s of their products, as `marin_train.peak` measures them.
 
     Raises:
         ConfigError: `config.policy` is neither ``auto`` nor a policy's name.
@@ -120,17 +135,11 @@ def choose(config: "TrainConfig") -> Policy:
 
     if config.policy != "auto":
         return by_name(config.policy)
-    operands = _fastest(
-        {Policy(operands=name): partial(_product_probe, config, operands=name) for name in ("float32", "bfloat16")},
-        what="a product and its derivatives",
-    ).operands
-    return _fastest(
-        {
-            policy: partial(_layers_probe, config, policy=policy)
-            for policy in candidates(config, operands=operands, platform=jax.default_backend())
-        },
-        what="two layers and their derivatives",
-    )
+    narrow = rates["bfloat16"] >= GAIN * rates["float32"]
+    found = candidates(config, operands="bfloat16" if narrow else "float32", platform=jax.default_backend())
+    alike = len({policy.attention for policy in found}) == 1
+    seq_len = min(config.data.seq_len, PROBE_SEQ_LEN) if alike else config.data.seq_len
+    return _fastest({policy: partial(_layers_probe, config, policy=policy, seq_len=seq_len) for policy in found})
 
 
 def candidates(config: "TrainConfig", *, operands: Precision, platform: str) -> list[Policy]:
@@ -155,11 +164,11 @@ def candidates(config: "TrainConfig", *, operands: Precision, platform: str) -> 
     ]
 
 
-def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, what: str) -> Policy:
+def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]]) -> Policy:
     """The policy whose probe, once built, runs shortest; they are built side by side, and timed one after the other."""
     if len(probes) == 1:
         (only,) = probes
-        logger.info("policy %s: the only candidate for %s", only.name, what)
+        logger.info("policy %s: the only candidate", only.name)
         return only
     with ThreadPoolExecutor(len(probes)) as pool:
         built = dict(zip(probes, pool.map(_built, probes, probes.values()), strict=True))
@@ -168,7 +177,7 @@ def _fastest(probes: dict[Policy, Callable[[], Callable[[], object]]], *, what: 
         raise ConfigError("none of the policies runs on this machine; pin one that does with TrainConfig.policy")
     seconds = _best_seconds(runs)
     for policy, best in seconds.items():
-        logger.info("policy %s: %.1f ms for %s", policy.name, 1e3 * best, what)
+        logger.info("policy %s: %.1f ms for two layers and their derivatives", policy.name, 1e3 * best)
     chosen, *others = seconds
     for policy in others:
         if seconds[policy] < (1.0 - MARGIN) * seconds[chosen]:
@@ -183,8 +192,8 @@ def _built(policy: Policy, probe: Callable[[], Callable[[], object]]) -> Callabl
     try:
         run = probe()
         jax.block_until_ready(run())
-    # Compilers and kernels refuse what they cannot do with any of these; ConfigError is how ours do.
-    except (RuntimeError, ValueError, ConfigError) as error:
+    # Compilers and kernels refuse what they cannot do with either; ours do with a ConfigError, which is a ValueError.
+    except (RuntimeError, ValueError) as error:
         logger.info("policy %s cannot run here: %s", policy.name, (str(error).splitlines() or [repr(error)])[0])
         return None
     return run
@@ -205,22 +214,7 @@ def _best_seconds(runs: dict[Policy, Callable[[], object]]) -> dict[Policy, floa
     return seconds
 
 
-def _product_probe(config: "TrainConfig", *, operands: Precision) -> Callable[[], object]:
-    import jax
-    import jax.numpy as jnp
-
-    from marin_train.blocks import contract
-
-    model, rows = config.model, min(config.batch_size * config.data.seq_len, PROBE_TOKENS)
-    x, weight = jnp.ones((rows, model.hidden_dim)), jnp.ones((model.hidden_dim, model.mlp_dim))
-
-    def cost(x: jax.Array, weight: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.square(contract("td,df->tf", x, weight, policy=Policy(operands=operands))))
-
-    return partial(jax.jit(jax.grad(cost, argnums=(0, 1))), x, weight)
-
-
-def _layers_probe(config: "TrainConfig", *, policy: Policy) -> Callable[[], object]:
+def _layers_probe(config: "TrainConfig", *, policy: Policy, seq_len: int) -> Callable[[], object]:
     import jax
     import jax.numpy as jnp
 
@@ -231,8 +225,9 @@ def _layers_probe(config: "TrainConfig", *, policy: Policy) -> Callable[[], obje
     shape = dataclasses.replace(config.model, num_layers=min(2, config.model.num_layers), vocab_size=256)
     family = models.family(shape)
     leaves = {p.path: jnp.full(p.shape, 0.02) for p in family.parameter_table(shape)}
-    model, seq_len = build(family.Model, leaves), config.data.seq_len
-    tokens = jnp.zeros((max(1, min(config.batch_size, PROBE_TOKENS // seq_len)), seq_len), jnp.int32)
+    model = build(family.Model, leaves)
+    num_tokens = min(config.batch_size * config.data.seq_len, PROBE_TOKENS)
+    tokens = jnp.zeros((max(1, num_tokens // seq_len), seq_len), jnp.int32)
 
     def cost(model: Any) -> jax.Array:
         return jnp.sum(jnp.square(forward(model, tokens, config=shape, policy=policy)))

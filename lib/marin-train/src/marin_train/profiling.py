@@ -34,8 +34,8 @@ class ProfileWindow:
             ConfigError: it is not of that form, or no window.
         """
         start, colon, stop = text.partition(":")
-        if not (colon and start.isdecimal() and stop.isdecimal()):
-            raise ConfigError(f"--profile {text!r} must look like 100:104, the first and the last step to trace")
+        if not (colon and start.isdecimal() and stop.isdecimal() and len(text) < 40):
+            raise ConfigError(f"--profile {text[:40]!r} must look like 100:104, the first and the last step to trace")
         return cls(int(start), int(stop))
 
 

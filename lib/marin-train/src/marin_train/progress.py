@@ -1,7 +1,8 @@
 """A run on a terminal: one line that is drawn anew as steps finish. It is a tracker, told what all others are told.
 
-Rates are means over the last seconds, since a single step's is jumpy; the remaining time follows from them. Whatever is
-logged meanwhile is printed above the line.
+Rates are means over the last seconds, since a single step's is jumpy, and without the first step's, which includes
+compilation, once there is another; the remaining time follows from them. Whatever is logged meanwhile is printed above
+the line.
 """
 
 import logging
@@ -35,14 +36,17 @@ class ProgressLine:
         console = Console(stderr=True)
         self._progress = Progress(BarColumn(bar_width=_BAR_WIDTH), TextColumn("{task.description}"), console=console)
         self._room = console.width - _BAR_WIDTH - 2
-        self._steps = record["config"]["steps"]
+        self._steps, self._told = record["config"]["steps"], 0
         self._task = self._progress.add_task("compiling the step", total=self._steps, completed=step)
         self._progress.start()
 
     def log(self, row: Mapping[str, Any]) -> None:
-        if self._progress is None:
+        if self._progress is None or "step_time_s" not in row:  # an evaluation's row; the loop logs a line of its own
             return
         seconds, tokens = row["step_time_s"], row["tokens_per_s"] * row["step_time_s"]
+        if self._told == 1:
+            self._rows.clear()
+        self._told += 1
         self._rows.append((seconds, tokens, row["mfu_causal"] * seconds, row["mfu_full"] * seconds))
         while len(self._rows) > 1 and sum(row[0] for row in self._rows) > _WINDOW_SECONDS:
             self._rows.popleft()

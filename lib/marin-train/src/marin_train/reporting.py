@@ -38,9 +38,9 @@ class Report:
         self,
         config: TrainConfig,
         record: RunRecord,
+        *,
         metrics: JsonlTracker | SilentTracker,
         trackers: Sequence[Tracker],
-        *,
         step: int,
         loss_tokens: int,
     ) -> None:
@@ -54,7 +54,7 @@ class Report:
         }
         self._pending: tuple[int, Mapping[str, Any], float | None] | None = None
         self._row_at = self._line_at = time.perf_counter()
-        self._line_step = step
+        self._line_step, self._first_step = step, step + 1
         self._told_of_nothing = False
         self._detector, self._spikes = SpikeDetector(), list[int]()
 
@@ -95,6 +95,8 @@ class Report:
             tracker.log(row)
         if step % self._config.log_every == 0 or step == self._config.steps:
             self._progress(step, values["loss"], now)
+        elif step == self._first_step:  # its time is the compiler's, and no part of the rates that are told
+            self._line_at, self._line_step = now, step
 
     def _check(self, step: int, values: Mapping[str, Any]) -> None:
         """Ends a run that has diverged, and tells of a step that is not as others are."""

@@ -8,7 +8,6 @@ budget and the recipe are the caller's to add.
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -18,6 +17,7 @@ from typing import Any
 from marin_train.certificates import CADENCE, check_same_run, flatten
 from marin_train.configs import TrainConfig, to_dict
 from marin_train.data.batch_sizes import BatchSizes
+from marin_train.durability import to_json, write_whole
 from marin_train.errors import CheckpointError, ConfigError
 
 RECORD = "run.json"
@@ -39,6 +39,7 @@ class RunRecord:
         peak_flops: FLOP/s of this machine's matrix products under that policy.
         matmul_flops_float32: FLOP/s of its float32 products, whatever the policy.
         stores: mixture component -> sha256 of its token store's manifest.
+        chosen_earlier: whether the policy is what an earlier run of that shape chose on this machine.
     """
 
     run_id: str
@@ -48,6 +49,15 @@ class RunRecord:
     peak_flops: float
     matmul_flops_float32: float
     stores: dict[str, str]
+    chosen_earlier: bool = False
+
+    @property
+    def machine(self) -> str:
+        """What was measured, in a line."""
+        return (
+            f"policy {self.policy_name}, whose matmul reaches {self.peak_flops / 1e9:.0f} GFLOP/s; fp32 matmul "
+            f"{self.matmul_flops_float32 / 1e9:.0f} GFLOP/s"
+        )
 
 
 def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]) -> RunRecord:
@@ -71,23 +81,23 @@ def open_record(out_dir: Path, config: TrainConfig, *, stores: Mapping[str, str]
         check_same_run(record.config, config, where=out_dir)
         return record
     _check_unused(out_dir)
-    from marin_train.peak import peak_flops
-    from marin_train.policy import choose
+    from marin_train.measurements import measure
 
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
-        policy = choose(config)
-        peak = peak_flops(policy.operands)
+        measured = measure(config)
+        policy = measured.policy
         record = RunRecord(
             run_id=_run_id(config, stores),
             config=to_dict(config),
             policy=policy.to_dict(),
             policy_name=policy.name,
-            peak_flops=peak,
-            matmul_flops_float32=peak if policy.operands == "float32" else peak_flops("float32"),
+            peak_flops=measured.rates[policy.operands],
+            matmul_flops_float32=measured.rates["float32"],
+            chosen_earlier=measured.is_earlier,
             stores=dict(stores),
         )
-        write_json(file, asdict(record))
+        write_whole(file, to_json(asdict(record)))
     except OSError as error:
         raise ConfigError(f"output directory {out_dir} cannot be written: {error.strerror or error}") from None
     return record
@@ -118,7 +128,7 @@ def summarise(
         "num_params_total": table.size,
         # An expert counts by the share of tokens that meet it.
         "num_params_active": round(sum(p.size * (p.multiplied if p.role == "expert" else 1) for p in table)),
-        "num_params_non_embedding": sum(p.size for p in table if p.role not in ("embed", "head")),
+        "num_params_non_embedding": table.non_embedding_size,
         "num_experts": 0,
         "granularity": None,
         "tokens": tokens,
@@ -154,21 +164,6 @@ def mean_loss(rows: Sequence[Mapping[str, Any]], *, last: int) -> float | None:
     weighed = [(r["loss"], w) for r, w in zip(rows[-last:], weights[-last:], strict=True) if r["loss"] is not None]
     tokens = sum(weight for _, weight in weighed)
     return sum(loss * weight for loss, weight in weighed) / tokens if tokens else None
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Writes a JSON file whole or not at all."""
-    write_whole(path, json.dumps(values, indent=1) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file whole or not at all, also where power is lost."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _check_unused(out_dir: Path) -> None:

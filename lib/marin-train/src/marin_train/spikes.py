@@ -6,28 +6,19 @@ by the very spikes that they are to tell apart. Its documents (`marin_train.blam
 moment, one step later, and go to ``blame/step-N.json`` of the run's directory. Nothing of it enters the run.
 """
 
-import json
 import logging
 import statistics
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from marin_train.batches import place, take_rows
-from marin_train.configs import TrainConfig
+from marin_train.blame import blame_batch
 from marin_train.data.mixture import Mixture
-from marin_train.data.packing import Sequences
 from marin_train.distributed import is_first
+from marin_train.durability import to_json, write_whole
 from marin_train.errors import MarinTrainError
-
-if TYPE_CHECKING:
-    from jax.sharding import Mesh
-
-    from marin_train.policy import Policy
+from marin_train.scorer import Scorer
 
 logger = logging.getLogger(__name__)
 
@@ -71,19 +62,13 @@ class SpikeBlame:
     """Writes down the documents behind spikes.
 
     Args:
-        config: the run.
-        policy: how its products are computed.
-        mesh: the devices.
         mixture: the run's.
+        scorer: of its model.
         directory: where to.
     """
 
-    def __init__(
-        self, config: TrainConfig, *, policy: "Policy", mesh: "Mesh", mixture: Mixture, directory: Path
-    ) -> None:
-        self._config, self._policy, self._mesh, self._mixture = config, policy, mesh, mixture
-        self._directory, self._number = directory, 0
-        self._program: Callable[..., Any] | None = None
+    def __init__(self, mixture: Mixture, *, scorer: Scorer, directory: Path) -> None:
+        self._mixture, self._scorer, self._directory, self._number = mixture, scorer, directory, 0
 
     def write(self, step: int, model: Any, *, parameters_of: int) -> None:
         """Writes down a step, counted from 1, scored by the parameters after so many steps."""
@@ -96,30 +81,11 @@ class SpikeBlame:
             logger.warning("step %d: its loss jumps; its documents could not be written down (%s)", step, error)
 
     def _write(self, step: int, model: Any, parameters_of: int) -> None:
-        from marin_train.blame import blame_batch
-
-        blame = blame_batch(self._mixture, step, lambda batch: self._score(model, batch), parameters_of=parameters_of)
+        blame = blame_batch(self._mixture, step, partial(self._scorer, model), parameters_of=parameters_of)
         if not is_first():
             return
         self._directory.mkdir(exist_ok=True)
         file = self._directory / f"step-{step}.json"
-        file.write_text(json.dumps(blame.to_dict(), indent=1) + "\n")
+        write_whole(file, to_json(blame.to_dict()))
         where = f"{blame.documents[0].source or blame.documents[0].component}" if blame.documents else "no document"
         logger.warning("step %d: its loss jumps; most of it is from %s, more in %s", step, where, file)
-
-    def _score(self, model: Any, batch: Sequences) -> np.ndarray:
-        import jax
-
-        from marin_train.losses import token_losses
-        from marin_train.mesh import in_context, sharding
-
-        if self._program is None:
-
-            def losses(model: Any, batch: Any) -> Any:
-                with in_context(self._mesh):
-                    return token_losses(model, batch, config=self._config.model, policy=self._policy)
-
-            self._program = jax.jit(losses, out_shardings=sharding(self._mesh, ()))
-
-        placed = place(self._mesh, len(batch.tokens), partial(take_rows, batch))
-        return np.asarray(self._program(model, placed), np.float64)

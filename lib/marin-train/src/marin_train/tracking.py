@@ -18,14 +18,17 @@ from marin_train.errors import CheckpointError, MarinTrainError
 
 
 class Tracker(Protocol):
-    """What a run tells, in this order: `start` once, `log` once a step, `finish` once if the run completed."""
+    """What a run tells, in this order: `start` once, `log` for every row, `finish` once if the run completed."""
 
     def start(self, record: Mapping[str, Any], *, step: int) -> None:
         """The run begins, or goes on after ``step`` completed steps; ``record`` is its configuration and policy."""
         ...
 
     def log(self, row: Mapping[str, Any]) -> None:
-        """One step's metrics; ``row["step"]`` counts from 1."""
+        """One step's metrics, or behind them its evaluation's, by names that begin with ``eval/``.
+
+        ``row["step"]`` counts from 1.
+        """
         ...
 
     def finish(self, summary: Mapping[str, Any]) -> None:

@@ -25,11 +25,11 @@ from jaxtyping import Array, Float, Int
 from marin_train import models
 from marin_train.accumulation import LossGradients, loss_gradients
 from marin_train.configs import TrainConfig
-from marin_train.guard import GuardState, choose, init_guard, judge
+from marin_train.guard import GuardState, init_guard, judge, select
 from marin_train.losses import Batch, LossSums, summed_loss
 from marin_train.mesh import check_run, in_context, sharding
 from marin_train.optim import make_optimizer, make_schedule
-from marin_train.parameters import init_model, map_parameters
+from marin_train.parameters import dotted, init_model, map_parameters
 from marin_train.pipeline import STAGE, check_stages, pipelined_gradients
 from marin_train.policy import Policy
 
@@ -135,7 +135,7 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
             ema = optax.incremental_update(model, ema, 1.0 - config.ema_decay)
         if verdict.guard is not None:
             before = (state.model, state.opt_state, state.ema)
-            model, opt_state, ema = choose(verdict.accepted, (model, opt_state, ema), before)
+            model, opt_state, ema = select(verdict.accepted, (model, opt_state, ema), before)
         metrics: dict[str, Any] = {
             "loss": loss,
             "grad_norm": grad_norm,
@@ -151,6 +151,11 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
     state, batch = _shardings(state_template(config, mesh=mesh)), sharding(mesh, ("batch", None))
     everywhere = sharding(mesh, ())
     return jax.jit(train_step, donate_argnums=0, in_shardings=(state, batch), out_shardings=(state, everywhere))
+
+
+def compile_step(program: TrainStep, config: TrainConfig, batch: Batch, *, mesh: Mesh) -> None:
+    """Compiles the step for batches of that shape before there is a state; calling it then finds it compiled."""
+    program.lower(state_template(config, mesh=mesh), batch).compile()  # pyrefly: ignore[missing-attribute]
 
 
 def _gradients_of(config: TrainConfig, policy: Policy, mesh: Mesh) -> Callable[[Any, Batch], LossGradients]:
@@ -196,8 +201,7 @@ def _norms(**trees: Any) -> dict[str, dict[str, Float[Array, ""]]]:
     norms: dict[str, dict[str, Array]] = {}
     for name, tree in trees.items():
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-            where = jax.tree_util.keystr(path, simple=True, separator=".")
-            norms.setdefault(where, {})[name] = jnp.sqrt(jnp.sum(jnp.square(leaf)))
+            norms.setdefault(dotted(path), {})[name] = jnp.sqrt(jnp.sum(jnp.square(leaf)))
     return norms
 
 

@@ -104,7 +104,8 @@ def test_blocks_outside_a_window_are_not_computed(window):
             scoring=Scoring(scale=0.5, window=window),
             policy=Policy(attention="blocked"),
         )
-        return jax.jit(lambda q, k, v: run(q, k, value=v)).lower(query, key, value).compile().cost_analysis()["flops"]
+        # As written, which no version of the compiler changes.
+        return jax.jit(lambda q, k, v: run(q, k, value=v)).lower(query, key, value).cost_analysis()["flops"]
 
     # A block of 128 queries sees 128 + window - 1 keys, of 576 on average without a window.
     assert flops(window) < 1.1 * flops(None) * (128 + window) / 576

@@ -145,7 +145,7 @@ def test_fast_pairs_stay_slow_ones_are_scaled_and_the_others_lie_between(kind, f
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"kind": "dynamic"}, r"kind='dynamic' is not one of: linear, llama3"),
+        ({"kind": "dynamic"}, r"kind='dynamic' is not one of: 'linear', 'llama3'"),
         ({"kind": "yarn"}, "original_max_seq_len is missing"),
         ({"kind": "linear", "beta_fast": 16.0}, r"beta_fast=16\.0 changes nothing with kind='linear'"),
         ({"kind": "llama3", "original_max_seq_len": 8, "attention_factor": 1.0}, "attention_factor"),

@@ -30,6 +30,6 @@ def test_the_tokens_that_are_listed_are_those_of_the_batch(mixture: Mixture) -> 
 def test_a_listing_is_a_table_that_says_how_to_go_on(mixture: Mixture) -> None:
     rows = list_rows(mixture, 3)
     lines = to_text(rows, step=3).splitlines()
-    assert lines[0] == "step 3, counted from 0"
+    assert lines[0] == "step 3, counted from 0 (metrics.jsonl and blame call it 4)"
     assert [line.split()[1] for line in lines[3:11]] == [row.component for row in rows]
     assert lines[-1].endswith(f"zephyr inspect {rows[0].store} --token {rows[0].first_token}")

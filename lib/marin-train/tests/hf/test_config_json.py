@@ -1,5 +1,6 @@
 import dataclasses
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from marin_train import presets
 from marin_train.configs import ModelConfig, RopeScaling
 from marin_train.errors import HuggingFaceError, MarinTrainError
-from marin_train.hf.config_json import FULL, SLIDING, from_model_config, to_model_config
+from marin_train.hf.config_json import DIALECTS, FULL, SLIDING, from_model_config, to_model_config
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 4}
 GEMMA = {"model_type": "gemma3_text", "num_hidden_layers": 7}
@@ -135,6 +136,14 @@ def test_presets_are_what_published_files_say(preset: ModelConfig, published: di
     assert to_model_config(published) == preset
 
 
+def test_a_gemma_without_windows_has_a_width_for_the_mask_that_transformers_makes() -> None:
+    shape = {"hidden_dim": 8, "num_layers": 2, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "mlp_dim": 8}
+    config = ModelConfig(family="gemma3", vocab_size=16, max_seq_len=32, **shape)
+    written = from_model_config(config, dtype="float32", special_ids={})
+    assert (written["sliding_window"], set(written["layer_types"])) == (32, {FULL})
+    assert to_model_config(written).sliding_window is None
+
+
 def test_what_a_file_leaves_out_is_what_transformers_takes() -> None:
     config = to_model_config({"model_type": "llama", "num_attention_heads": 16, "num_key_value_heads": None})
     assert (config.head_dim, config.num_kv_heads, config.rope_theta, config.tie_embeddings) == (256, 16, 1e4, False)
@@ -186,6 +195,35 @@ def test_what_a_file_cannot_express_is_refused_by_name(changes: dict[str, Any]) 
         from_model_config(config, dtype="float32", special_ids={})
 
 
+VALUES = st.sampled_from(
+    [
+        *(None, True, 0, 1, -1, 2**70, 10**400, 0.5, float("nan"), float("inf"), "", "x", "8", [], [[]], {}, [FULL]),
+        *({"rope_type": []}, {"rope_type": "yarn", "mscale": 1, "mscale_all_dim": "x"}, {FULL: 1, SLIDING: []}),
+    ]
+)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from(["llama", "qwen3", "gemma3_text", "gemma3", [], None]),
+    st.dictionaries(
+        st.sampled_from(
+            [
+                *DIALECTS["gemma3_text"].defaults,
+                *DIALECTS["qwen3"].defaults,
+                *("rope_scaling", "rope_parameters", "rope_local_base_freq", "original_max_position_embeddings"),
+                *("text_config", "hidden_act"),
+            ]
+        ),
+        VALUES,
+        max_size=3,
+    ),
+)
+def test_whatever_a_file_holds_is_read_or_refused(model_type: Any, fields: dict[str, Any]) -> None:
+    with suppress(MarinTrainError):
+        to_model_config({"num_hidden_layers": 2, **fields, "model_type": model_type})
+
+
 def test_a_refused_file_is_named(tmp_path: Path) -> None:
     from marin_train.hf import load_hf
 
@@ -193,3 +231,8 @@ def test_a_refused_file_is_named(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(MarinTrainError, match=r"config\.json"):
             load_hf(tmp_path)
+
+
+@pytest.mark.parametrize("off", [{"layer_types": None}, {"query_pre_attn_scalar": 0}, {"sliding_window": None}])
+def test_what_another_family_reads_may_stand_in_a_file_where_it_is_off(off):
+    assert to_model_config({"model_type": "llama", **off}) == to_model_config({"model_type": "llama"})

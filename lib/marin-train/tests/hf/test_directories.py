@@ -162,6 +162,18 @@ def test_a_directory_that_is_there_is_replaced_only_when_told_to(
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_no_export_wrote_is_never_overwritten(
+    draw_model: Callable[..., Any], run_copy: Path, tmp_path: Path
+) -> None:
+    model, file = draw_model(TINY), tmp_path / "run.toml"
+    file.write_text("steps = 3")
+    for path in (run_copy, *run_copy.glob("checkpoints/step-*"), file):
+        with pytest.raises(HuggingFaceError, match=f"{path.name} is not overwritten: .* is there"):
+            save_hf(path, model, config=TINY, overwrite=True)
+    assert file.read_text() == "steps = 3"
+    assert load_model(run_copy).config.steps == 12
+
+
 def test_a_killed_export_leaves_nothing_under_its_name(draw_model: Callable[..., Any], tmp_path: Path) -> None:
     source, path = save_hf(tmp_path / "source", draw_model(TINY), config=TINY), tmp_path / "deep" / "out"
     script = """

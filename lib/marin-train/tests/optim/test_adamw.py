@@ -7,7 +7,7 @@ import pytest
 
 from marin_train import models
 from marin_train.configs import Component, DataConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from marin_train.optim import adamw, make_optimizer
+from marin_train.optim import make_adamw, make_optimizer
 
 SHAPE = ModelConfig(
     vocab_size=9, hidden_dim=4, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=4, mlp_dim=6, max_seq_len=8
@@ -29,7 +29,7 @@ def model(draw_model):
 
 
 def test_only_matrices_decay(model):
-    optimizer = adamw(lambda _: 0.5, TABLE, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.2)
+    optimizer = make_adamw(lambda _: 0.5, TABLE, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.2)
     zeros = jax.tree.map(np.zeros_like, model)
     updates, _ = jax.jit(optimizer.update)(zeros, optimizer.init(model), model)
     decayed = {
@@ -43,7 +43,7 @@ def test_only_matrices_decay(model):
 
 
 def test_an_update_is_adams_with_bias_correction(model):
-    optimizer = adamw(lambda _: 0.1, TABLE, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.0)
+    optimizer = make_adamw(lambda _: 0.1, TABLE, beta1=0.9, beta2=0.99, eps=1e-3, weight_decay=0.0)
     update, state, mean, square = jax.jit(optimizer.update), optimizer.init(model), 0.0, 0.0
     for step in range(1, 4):
         gradient = float(step)

@@ -29,9 +29,9 @@ from marin_train.errors import ConfigError, ParameterError
 from marin_train.loop import train
 from marin_train.losses import Batch, summed_loss
 from marin_train.mesh import make_mesh
-from marin_train.optim import make_optimizer, state_bytes
+from marin_train.optim import make_optimizer
 from marin_train.optim.groups import RULES
-from marin_train.optim.hyperball import hyperball
+from marin_train.optim.hyperball import scale_by_hyperball
 from marin_train.optim.muon import matrix_norm, orthogonalize
 from marin_train.parameters import Constant, ParameterTable, init_model
 from marin_train.policy import by_name
@@ -47,7 +47,9 @@ STEPS = 5
 
 def rules(name, **fields):
     decay = 0.0 if name in ("adamh", "muonh") else 0.2
-    chosen = {"learning_rate": 0.03, "adam_learning_rate": 0.01, "weight_decay": decay, "clip_norm": None}
+    chosen = {"learning_rate": 0.03, "weight_decay": decay, "clip_norm": None}
+    if name in RULES:
+        chosen["adam_learning_rate"] = 0.01
     return OptimizerConfig(name=name, **chosen | fields)
 
 
@@ -242,9 +244,6 @@ def test_every_state_is_saved_and_placed_beside_its_parameter(tiny_config):
                     assert leaf.sharding == declared.sharding
                     placed += 1
         assert placed or name == "adafactor"
-        table = models.family(config.model).parameter_table(config.model)
-        counted = state_bytes(config, table)
-        assert counted == sum(leaf.size * leaf.dtype.itemsize for _, leaf in leaves)
 
 
 def test_norms_drift_by_less_than_a_hundred_thousandth_over_200_steps(draw_model):
@@ -261,7 +260,7 @@ def test_norms_drift_by_less_than_a_hundred_thousandth_over_200_steps(draw_model
 @settings(max_examples=15)
 @given(scale=st.floats(1e-2, 1e3), seed=st.integers(0, 1000))
 def test_a_larger_matrix_moves_as_much_further(scale, seed):
-    rng, rule = np.random.default_rng(seed), hyperball(lambda _: 0.1)
+    rng, rule = np.random.default_rng(seed), scale_by_hyperball(lambda _: 0.1)
     w, u = (jnp.asarray(rng.normal(size=(2, 3, 5)), jnp.float32) for _ in range(2))
     once, _ = rule.update(u, rule.init(w), w)
     scaled, _ = rule.update(7.0 * u, rule.init(scale * w), scale * w)
@@ -269,7 +268,7 @@ def test_a_larger_matrix_moves_as_much_further(scale, seed):
 
 
 def test_each_matrix_of_a_stack_is_orthogonalized_and_held_by_itself():
-    rng, rule = np.random.default_rng(0), hyperball(lambda _: 0.1)
+    rng, rule = np.random.default_rng(0), scale_by_hyperball(lambda _: 0.1)
     w, u = (jnp.asarray(rng.normal(size=(2, 3, 5, 4)), jnp.float32) for _ in range(2))
     u = u.at[1, 2].multiply(1e4)
     stacked, _ = rule.update(u, rule.init(w), w)
@@ -309,10 +308,10 @@ def test_decay_is_refused_where_norms_are_held():
 SHARDED = """
 import jax, numpy as np, jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from marin_train.optim.hyperball import hyperball
+from marin_train.optim.hyperball import scale_by_hyperball
 from marin_train.optim.muon import scale_by_muon
 import optax
-rule = optax.chain(scale_by_muon(momentum=0.9, ns_steps=5, match_adam=False), hyperball(lambda _: 0.1))
+rule = optax.chain(scale_by_muon(momentum=0.9, ns_steps=5, match_adam=False), scale_by_hyperball(lambda _: 0.1))
 rng = np.random.default_rng(0)
 w, g = (jnp.asarray(rng.normal(size=(2, 8, 12)), jnp.float32) for _ in range(2))
 def three(w, g):

@@ -2,6 +2,7 @@
 
 from marin_train.blocks.attention import Attention, Context, Past, attention_parameters, no_past
 from marin_train.blocks.contraction import contract
+from marin_train.blocks.embedding import look_up, vocabulary_parameters
 from marin_train.blocks.layers import Kind, apply_layers
 from marin_train.blocks.mlp import GatedMLP, gated_mlp_parameters
 from marin_train.blocks.norms import rms_norm
@@ -18,8 +19,10 @@ __all__ = [
     "attention_parameters",
     "contract",
     "gated_mlp_parameters",
+    "look_up",
     "no_past",
     "rms_norm",
     "rotary",
     "rotate",
+    "vocabulary_parameters",
 ]

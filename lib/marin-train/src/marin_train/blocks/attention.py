@@ -28,7 +28,7 @@ from marin_train.blocks.ring_attention import attend_in_ring
 from marin_train.blocks.rope import Rotation, rotate
 from marin_train.blocks.scoring import MASKED, Scoring
 from marin_train.configs import ModelConfig
-from marin_train.mesh import constrain, over_mesh
+from marin_train.mesh import constrain, constrain_residual, over_mesh
 from marin_train.parameters import Parameter, gain, matrix
 from marin_train.policy import Policy
 
@@ -44,7 +44,14 @@ class Past(NamedTuple):
 
 
 def no_past(config: ModelConfig, *, batch: int, seq_len: int, policy: Policy) -> Past:
-    """Room for `seq_len` tokens in every layer, in the type to which products round their operands."""
+    """Room for keys and values of every layer, in the type to which products round their operands.
+
+    Args:
+        config: the model's shape.
+        batch: sequences.
+        seq_len: tokens of the longest that there may be.
+        policy: its `operands` is the type.
+    """
     shape = (config.num_layers, batch, seq_len, config.num_kv_heads, config.head_dim)
     return Past(jnp.zeros(shape, policy.operands), jnp.zeros(shape, policy.operands))
 
@@ -106,7 +113,7 @@ class Attention(eqx.Module):
             mixed, past = _attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
         mixed = constrain(mixed.reshape(*x.shape[:2], -1), "batch", "seq", "heads")
         output = contract("bsn,nd->bsd", mixed, self.output, policy=policy)
-        return constrain(output, "batch", "residual", None), past
+        return constrain_residual(output), past
 
     def _heads(
         self,
@@ -127,7 +134,15 @@ class Attention(eqx.Module):
 def attention_parameters(
     path: str, config: ModelConfig, *, hf_key: str, qk_norm: bool = False, gain_init: float = 1.0
 ) -> tuple[Parameter, ...]:
-    """The leaves of an `Attention` at `path`, with or without norms of queries and keys."""
+    """The leaves of an `Attention`.
+
+    Args:
+        path: where it is in the model.
+        config: the model's shape.
+        hf_key: where it is in a Hugging Face checkpoint.
+        qk_norm: whether queries and keys pass a norm over each head.
+        gain_init: what the gains of these norms start at.
+    """
     heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     hidden = config.hidden_dim
     norms = (
@@ -153,6 +168,14 @@ def attend(
     policy: Policy,
 ) -> Heads:
     """Each query's mean of the values that it sees, weighted by the softmax of its scores.
+
+    Args:
+        query: one a head.
+        key: one a key-value head, which neighbouring query heads share.
+        value: likewise.
+        segment_ids: tokens see only those of equal ids; None where a whole sequence is one segment.
+        scoring: scale, window and soft-cap.
+        policy: names the body, and the precision of its products.
 
     On a mesh, each device attends for its own heads and sequences; where those lie in shares, in a ring.
     """

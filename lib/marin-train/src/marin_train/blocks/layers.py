@@ -55,12 +55,12 @@ def apply_layers(
         The output of the last layer, and what layers emitted, stacked along a leading dim.
     """
     num_layers = len(kinds)
-    steps = {kind: _rematerialised(partial(layer, kind), policy) for kind in kinds}
 
     def straight(x: Hidden, leaves: Any, kinds: Sequence[Kind]) -> tuple[Hidden, Any]:
         emitted = []
         for i, kind in enumerate(kinds):
-            x, out = steps[kind](*_at(leaves[:1], i), constrain(x, "batch", "residual", None), *_at(leaves[1:], i))
+            step = _rematerialised(partial(_layer_at, layer, kind, i), policy)
+            x, out = step(constrain(x, "batch", "residual", None), leaves)
             emitted.append(out)
         return x, jax.tree.map(lambda *outs: jnp.stack(outs), *emitted)
 
@@ -78,8 +78,14 @@ def apply_layers(
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), emitted, rest)
 
 
-def _at(leaves: Any, i: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[i], leaves)
+def _layer_at(layer: Layer, kind: Kind, i: int, x: Hidden, leaves: tuple[Any, Any]) -> tuple[Hidden, Any]:
+    """The layer with its share of the leaves.
+
+    What is recomputed begins here, with all of the leaves: what it is handed is kept for the backward pass, and of a
+    share that would be a copy, in the end one of all parameters.
+    """
+    parameters, carried = jax.tree.map(lambda leaf: leaf[i], leaves)
+    return layer(kind, parameters, x, carried)
 
 
 def _rematerialised(step: Callable[..., Any], policy: Policy) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import jax
 from jaxtyping import Array, Float
 
 from marin_train.blocks.contraction import contract
-from marin_train.mesh import constrain
+from marin_train.mesh import constrain, constrain_residual
 from marin_train.parameters import Parameter, matrix
 from marin_train.policy import Policy
 
@@ -33,7 +33,7 @@ class GatedMLP(eqx.Module):
         gate = constrain(contract("bsd,df->bsf", x, self.gate, policy=policy), "batch", "seq", "mlp")
         up = constrain(contract("bsd,df->bsf", x, self.up, policy=policy), "batch", "seq", "mlp")
         down = contract("bsf,fd->bsd", _gated(activation, gate, up), self.down, policy=policy)
-        return constrain(down, "batch", "residual", None)
+        return constrain_residual(down)
 
 
 @partial(jax.checkpoint, static_argnums=0)
@@ -44,7 +44,14 @@ def _gated(activation: Literal["silu", "gelu_tanh"], gate: Array, up: Array) -> 
 
 
 def gated_mlp_parameters(path: str, hidden_dim: int, *, mlp_dim: int, hf_key: str) -> tuple[Parameter, ...]:
-    """The leaves of a `GatedMLP` at `path`."""
+    """The leaves of a `GatedMLP`.
+
+    Args:
+        path: where it is in the model.
+        hidden_dim: width of what it reads and gives.
+        mlp_dim: width between.
+        hf_key: where it is in a Hugging Face checkpoint.
+    """
     wide, narrow = (hidden_dim, mlp_dim), (mlp_dim, hidden_dim)
     return (
         matrix(f"{path}.gate", wide, dims=("embed", "mlp"), hf_key=f"{hf_key}.gate_proj.weight"),

@@ -76,7 +76,7 @@ def rotate(x: Float[Array, "batch seq heads dim"], rotation: Rotation) -> Float[
 
 
 def frequencies(dim: int, *, theta: float, max_seq_len: int, scaling: RopeScaling | None = None) -> np.ndarray:
-    """Radians a position for each pair, Float64[dim / 2]; see `rotary`."""
+    """Radians a position for each pair, Float64[dim / 2]; the arguments are those of `rotary`."""
     plain = theta ** (-np.arange(0, dim, 2) / dim)
     if scaling is None:
         return plain

@@ -8,6 +8,7 @@ Leaves are read few at a time, so that what is on its way from the disk stays sm
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from marin_train.certificates import DamagedError, Leaf
+from marin_train.checkpoints.memory import blocks_given_back
 from marin_train.digests import MODULUS, add_up
 from marin_train.errors import CheckpointError
 
@@ -28,6 +30,8 @@ _CHUNK_BYTES = 2**23
 """An array's unit on disk, read and decoded as a whole."""
 _READ_BYTES = 2**25
 """Leaves of so many bytes are read together."""
+_ORBAX = f"{os.sep}orbax{os.sep}"
+"""Part of the path of each of its files."""
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def load_leaves(path: Path, wanted: Mapping[str, "jax.ShapeDtypeStruct"]) -> dic
     default = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     leaves: dict[str, jax.Array] = {}
     try:
-        with _checkpointer() as checkpointer:
+        with blocks_given_back(), _checkpointer() as checkpointer:
             for group in _groups(wanted):
                 arguments = {
                     name: ocp.ArrayRestoreArgs(
@@ -202,17 +206,25 @@ def _checkpointer() -> "Generator[ocp.Checkpointer]":
 def _drop_late_replies() -> None:
     """From now on nothing is printed of reads and writes whose answer comes after Orbax gave up on one beside them.
 
-    Each would be a traceback of its own, from a thread in which nobody can catch it.
+    Each would be a traceback of its own, from a thread or a loop of events in which nobody can catch it.
     """
     before = sys.unraisablehook
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         code = getattr(unraisable.object, "cr_code", None)
-        of_orbax = code is not None and f"{os.sep}orbax{os.sep}" in code.co_filename
+        of_orbax = code is not None and _ORBAX in code.co_filename
         if not of_orbax and str(unraisable.exc_value) != "Event loop is closed":
             before(unraisable)
 
     sys.unraisablehook = hook
+    logging.getLogger("asyncio").addFilter(_is_not_of_orbax)
+
+
+def _is_not_of_orbax(record: logging.LogRecord) -> bool:
+    """Whether what a loop of events logs of a task that ended unheard is of somebody else's task."""
+    trace = record.exc_info[2] if record.exc_info else None
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+    return not any(_ORBAX in text for text in (*files, record.getMessage()))
 
 
 def _name(path: Any) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from marin_train.certificates import (
     CERTIFICATE,
     Certificate,
-    DamagedError,
     RunFacts,
     check_data,
     check_same_policy,
@@ -19,8 +18,8 @@ from marin_train.certificates import (
 from marin_train.checkpoints import arrays
 from marin_train.checkpoints.retention import checkpoints
 from marin_train.config_files import from_dict
-from marin_train.configs import MeshConfig, TrainConfig
-from marin_train.errors import CheckpointError
+from marin_train.configs import TrainConfig
+from marin_train.errors import CheckpointError, DamagedError
 
 if TYPE_CHECKING:
     from marin_train.policy import Policy
@@ -49,6 +48,7 @@ class TrainedModel:
 
     @property
     def tokenizer_file(self) -> Path:
+        """The tokenizer that it was trained with."""
         return self.path / "tokenizer.json"
 
 
@@ -91,7 +91,7 @@ def load_model(path: str | Path) -> TrainedModel:
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or it has other leaves.
     """
-    from marin_train.mesh import make_mesh
+    from marin_train.mesh import one_device
     from marin_train.policy import Policy
     from marin_train.train_step import state_template
 
@@ -99,7 +99,7 @@ def load_model(path: str | Path) -> TrainedModel:
     try:
         certificate = read_certificate(found)
         config = from_dict(TrainConfig, _read_json(found / "config.json"))
-        template = state_template(config, mesh=make_mesh(MeshConfig(data=1))).model
+        template = state_template(config, mesh=one_device()).model
         # What is run is the moving average, where one was kept; it has the model's leaves.
         part = "ema" if "ema" in certificate.leaves else "model"
         wanted = {f"{part}.{name}": leaf for name, leaf in arrays.named_leaves(template).items()}

@@ -9,7 +9,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
-from marin_train.certificates import DamagedError, read_certificate
+from marin_train.certificates import read_certificate
 from marin_train.errors import CheckpointError
 
 TEMPORARY = ".saving-"
@@ -45,5 +45,5 @@ def retire(directory: Path) -> None:
 def _is_temporary(path: Path) -> bool:
     try:
         return not read_certificate(path).permanent
-    except (DamagedError, CheckpointError):
+    except CheckpointError:
         return False

@@ -7,14 +7,13 @@ one line, the run goes on, and the next save tries again; only the run's last sa
 
 import json
 import logging
-import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from marin_train.certificates import Certificate, Leaf, RunFacts, sha256_of_file, write_certificate
 from marin_train.checkpoints.arrays import by_part, first_line, named_leaves, save_leaves, shares
@@ -22,6 +21,8 @@ from marin_train.checkpoints.retention import TEMPORARY, name_of, retire
 from marin_train.checkpoints.snapshots import Snapshots
 from marin_train.configs import to_dict
 from marin_train.digests import MODULUS
+from marin_train.distributed import is_first
+from marin_train.durability import flush, to_json
 from marin_train.errors import CheckpointError, MarinTrainError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class CheckpointWriter:
     def __init__(self, directory: Path, facts: RunFacts, *, like: "TrainState") -> None:
         self._directory, self._facts, self._claim = directory, facts, uuid.uuid4().hex
         self._snapshots = Snapshots()
-        if _is_first():
+        if is_first():
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "writer").write_text(self._claim)
             for leftover in directory.glob(f"{TEMPORARY}*"):
@@ -117,7 +118,7 @@ class CheckpointWriter:
         Raises:
             CheckpointError: another process claimed it.
         """
-        if _is_first() and (self._directory / "writer").read_text() != self._claim:
+        if is_first() and (self._directory / "writer").read_text() != self._claim:
             raise CheckpointError(
                 f"another process has taken over {self._directory}; this one stops and saves nothing more"
             )
@@ -126,13 +127,13 @@ class CheckpointWriter:
         temporary = self._directory / f"{TEMPORARY}{name_of(step)}"
         try:
             self.check_claim()
-            if _is_first():
+            if is_first():
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir()
             _meet(f"began {step}")
             self._write_arrays(temporary, leaves)
             _meet(f"wrote {step}")
-            if _is_first():
+            if is_first():
                 self._write_certificate(temporary, leaves, step=step, permanent=permanent)
                 self._commit(temporary, self.path(step))
                 retire(self._directory)
@@ -147,17 +148,19 @@ class CheckpointWriter:
             ) from None
 
     def _write_arrays(self, temporary: Path, leaves: "dict[str, jax.Array]") -> None:
+        import jax
+
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="digests") as beside:
             digests = beside.submit(shares, leaves)
             for part, values in by_part(leaves).items():
                 save_leaves(temporary / part, values)
-            _write_json(temporary / _SHARES.format(_process()), digests.result())
+            (temporary / _SHARES.format(jax.process_index())).write_text(to_json(digests.result()))
 
     def _write_certificate(
         self, temporary: Path, leaves: "dict[str, jax.Array]", *, step: int, permanent: bool
     ) -> None:
-        _write_json(temporary / "config.json", to_dict(self._facts.config))
-        _write_json(temporary / "policy.json", dict(self._facts.policy))
+        (temporary / "config.json").write_text(to_json(to_dict(self._facts.config)))
+        (temporary / "policy.json").write_text(to_json(self._facts.policy))
         shutil.copyfile(self._facts.tokenizer_file, temporary / "tokenizer.json")
         digests = _add_shares(temporary)
         files = {str(file.relative_to(temporary)): file for file in _files(temporary)}
@@ -188,15 +191,6 @@ class CheckpointWriter:
         flush(self._directory)
 
 
-def flush(path: Path) -> None:
-    """Has a file's content, or a directory's entries, written to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _add_shares(temporary: Path) -> dict[str, int]:
     """The digests of all leaves, from what the processes left of theirs; these files are removed."""
     totals: dict[str, int] = {}
@@ -205,16 +199,6 @@ def _add_shares(temporary: Path) -> dict[str, int]:
             totals[name] = (totals.get(name, 0) + share) % MODULUS
         file.unlink()
     return totals
-
-
-def _process() -> int:
-    import jax
-
-    return jax.process_index()
-
-
-def _is_first() -> bool:
-    return _process() == 0
 
 
 def _meet(what: str) -> None:
@@ -228,7 +212,3 @@ def _meet(what: str) -> None:
 
 def _files(directory: Path) -> Iterator[Path]:
     return (p for p in sorted(directory.rglob("*")) if p.is_file())
-
-
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from marin_train.configs.checks import not_negative, positive
+from marin_train.configs.checks import COUNTED_ON_DEVICE, choices, no_effect, not_negative, positive
 from marin_train.errors import ConfigError
 
 
@@ -13,6 +13,7 @@ class Component:
     """One token store in a mixture. ``name`` keys its permutation, so it outlives a move of ``path``."""
 
     name: str
+    """What its order, and the rows that tell of it, are known by."""
     path: str
     """A directory, or any URL that fsspec knows."""
     weight: float = 1.0
@@ -20,15 +21,13 @@ class Component:
     max_epochs: float | None = None
     """How often it may be gone through; once it has been, its share goes to the others."""
     validation: int = 0
-    """Sequences held out: never trained on, whatever the seed, and asked for by ``Mixture.validation``."""
+    """Sequences held out, never trained on whatever the seed, and asked for by ``Mixture.validation``."""
 
     def __post_init__(self) -> None:
         if not self.name:
             raise ConfigError(f"Component.name of {self.path!r} is empty; its order is keyed by its name, so give one")
         not_negative(self, "weight")
         not_negative(self, "validation")
-        if self.weight == math.inf:
-            raise ConfigError(f"Component.weight={self.weight} of {self.name!r} must be finite")
         if self.max_epochs is not None:
             positive(self, "max_epochs")
 
@@ -38,7 +37,9 @@ class Stage:
     """Weights from step ``start`` on (steps are counted from 0); a component that is not named has weight 0."""
 
     start: int
+    """The first step that they hold for."""
     weights: dict[str, float]
+    """Component name -> its share of the draws, relative to the others'."""
 
     def __post_init__(self) -> None:
         positive(self, "start")
@@ -61,7 +62,9 @@ class SimulatedEpoching:
     """
 
     experiment_tokens: int
+    """Tokens that this run trains on."""
     target_tokens: int
+    """Tokens that the large run will."""
 
     def __post_init__(self) -> None:
         positive(self, "experiment_tokens")
@@ -82,8 +85,9 @@ class PackingConfig:
     """
 
     kind: Literal["contiguous", "documents"] = "contiguous"
+    """Whether documents are cut where sequences end, or kept whole."""
     overlong: Literal["split", "left", "right", "drop"] = "split"
-    """Under ``documents``: what becomes of one longer than a sequence.
+    """Under ``documents``, what becomes of one longer than a sequence.
 
     It is split, every prediction kept; or cut, ``left`` keeping its beginning and ``right`` its end; or dropped.
     """
@@ -91,11 +95,9 @@ class PackingConfig:
     """Whether positions begin anew with each document."""
 
     def __post_init__(self) -> None:
-        if self.kind == "contiguous" and self.overlong != "split":
-            raise ConfigError(
-                f"PackingConfig.overlong={self.overlong!r} changes nothing under kind='contiguous', which cuts every "
-                f"document; set PackingConfig.kind='documents', or leave it out"
-            )
+        choices(self)
+        if self.kind == "contiguous":
+            no_effect(self, {"overlong"}, when="under kind='contiguous', which cuts every document")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,11 +108,15 @@ class ShuffleConfig:
     """
 
     block: int = 0
+    """Neighbouring sequences that stay together when blocks are permuted; 0 permutes sequences."""
     window: int = 64
+    """Blocks whose sequences are permuted among each other."""
 
     def __post_init__(self) -> None:
         not_negative(self, "block")
         positive(self, "window")
+        if not self.block:
+            no_effect(self, {"window"}, when="without blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,15 +124,22 @@ class DataConfig:
     """What is trained on: a weighted mixture of token stores, cut into sequences of ``seq_len`` predicted tokens."""
 
     components: tuple[Component, ...]
+    """The token stores that are mixed."""
     seq_len: int
+    """Predicted tokens a sequence; one more is read."""
     seed: int = 0
+    """Of the order within components."""
     stages: tuple[Stage, ...] = ()
+    """Other weights from later steps on."""
     packing: PackingConfig = field(default_factory=PackingConfig)
+    """How documents become sequences."""
     shuffle: ShuffleConfig = field(default_factory=ShuffleConfig)
+    """The order within an epoch."""
     simulated_epoching: SimulatedEpoching | None = None
+    """Cuts components, so that they repeat as often as in a larger run; None leaves them."""
 
     def __post_init__(self) -> None:
-        positive(self, "seq_len")
+        positive(self, "seq_len", bits=COUNTED_ON_DEVICE)
         names = [c.name for c in self.components]
         if not names:
             raise ConfigError("DataConfig.components is empty; name at least one token store")

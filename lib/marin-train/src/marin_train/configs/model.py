@@ -1,10 +1,9 @@
 """The shape of a model: a family reads the fields that its checkpoints have, and refuses those it has no use for."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from marin_train.configs.checks import not_negative, positive
+from marin_train.configs.checks import COUNTED_ON_DEVICE, choices, no_effect, not_negative, positive
 from marin_train.errors import ConfigError
 
 
@@ -17,38 +16,33 @@ class RopeScaling:
     """
 
     kind: Literal["linear", "llama3", "yarn", "longrope"]
+    """The rule; the papers are above."""
     factor: float = 1.0
     """How many times longer the context becomes."""
     original_max_seq_len: int | None = None
-    """All but ``linear``."""
+    """Tokens of the sequences that were trained on before; all but ``linear`` need it."""
     low_freq_factor: float = 1.0
-    """``llama3``: wavelengths longer than ``original_max_seq_len / low_freq_factor`` are scaled in full."""
+    """Under ``llama3``, wavelengths longer than ``original_max_seq_len / low_freq_factor`` are scaled in full."""
     high_freq_factor: float = 4.0
-    """``llama3``: wavelengths shorter than ``original_max_seq_len / high_freq_factor`` are left as they are."""
+    """Under ``llama3``, wavelengths shorter than ``original_max_seq_len / high_freq_factor`` are left as they are."""
     beta_fast: float = 32.0
-    """``yarn``: pairs that turn more often than this over the original context are left as they are."""
+    """Under ``yarn``, pairs that turn more often than this over the original context are left as they are."""
     beta_slow: float = 1.0
-    """``yarn``: pairs that turn less often than this are scaled in full."""
+    """Under ``yarn``, pairs that turn less often than this are scaled in full."""
     attention_factor: float | None = None
-    """``yarn`` and ``longrope``: factor of queries and keys; by default what the paper derives from ``factor``."""
+    """Under ``yarn`` and ``longrope``, factor of queries and keys; by default as the paper derives it."""
     short_factor: tuple[float, ...] = ()
-    """``longrope``: a divisor for each pair, where the model's ``max_seq_len`` is at most the original one."""
+    """Under ``longrope``, a divisor for each pair, where the model's ``max_seq_len`` is at most the original one."""
     long_factor: tuple[float, ...] = ()
-    """``longrope``: a divisor for each pair, where it is more."""
+    """Under ``longrope``, a divisor for each pair, where it is more."""
 
     def __post_init__(self) -> None:
-        if self.kind not in _SCALING_FIELDS:
-            raise ConfigError(f"RopeScaling.kind={self.kind!r} is not one of: {', '.join(_SCALING_FIELDS)}")
+        choices(self)
         positive(self, "factor")
         if self.kind != "linear" and self.original_max_seq_len is None:
             raise ConfigError(f"RopeScaling.original_max_seq_len is missing; kind={self.kind!r} needs it")
-        for field in dataclasses.fields(self):
-            used = ("kind", "factor", *_SCALING_FIELDS[self.kind])
-            if field.name not in used and getattr(self, field.name) != field.default:
-                raise ConfigError(
-                    f"RopeScaling.{field.name}={getattr(self, field.name)!r} changes nothing with kind={self.kind!r}; "
-                    f"leave it out"
-                )
+        every = {name for names in _SCALING_FIELDS.values() for name in names}
+        no_effect(self, every - set(_SCALING_FIELDS[self.kind]), when=f"with kind={self.kind!r}")
         if self.low_freq_factor >= self.high_freq_factor:
             raise ConfigError(
                 f"RopeScaling.low_freq_factor={self.low_freq_factor} must be below "
@@ -73,16 +67,27 @@ class ModelConfig:
     """A decoder-only transformer. ``head_dim`` is free: it need not be ``hidden_dim / num_heads``."""
 
     vocab_size: int
+    """Tokens that the model knows; every id of a token store is below it."""
     hidden_dim: int
+    """Width of what layers hand on."""
     num_layers: int
+    """Attention and feed-forward, one after the other, so many times."""
     num_heads: int
+    """Query heads a layer."""
     num_kv_heads: int
+    """Key and value heads a layer, each shared by ``num_heads / num_kv_heads`` query heads."""
     head_dim: int
+    """Width of a head."""
     mlp_dim: int
+    """Inner width of the feed-forward layers."""
     max_seq_len: int
+    """Tokens of the longest sequence; `DataConfig.seq_len` is at most that."""
     family: str = "llama"
+    """``llama``, ``qwen3`` or ``gemma3``, a file each in ``models/``."""
     rope_theta: float = 500_000.0
+    """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
+    """How rotary frequencies are changed for long contexts; None leaves them."""
     rotary_dim: int | None = None
     """The first so many dims of a head are turned by position; by default all."""
     nope_every: int = 0
@@ -96,10 +101,13 @@ class ModelConfig:
     attention_softcap: float | None = None
     """Scores s become ``cap * tanh(s / cap)``."""
     logit_softcap: float | None = None
+    """The same of logits."""
     query_scale: float | None = None
     """Factor of scores; by default ``head_dim ** -0.5``."""
     norm_eps: float = 1e-5
+    """Added to the mean square in norms."""
     tie_embeddings: bool = False
+    """Whether the head is the embedding's transpose."""
     vocab_multiple: int = 1
     """Embedding and head are padded to a multiple of this, so that they can be sharded; padded logits are -inf."""
 
@@ -116,15 +124,10 @@ class ModelConfig:
             "rope_theta",
             "norm_eps",
             "vocab_multiple",
+            *(name for name in _OPTIONAL if getattr(self, name) is not None),
         ):
-            positive(self, name)
-        for name in ("rotary_dim", "sliding_window", "global_every", "local_rope_theta", "query_scale"):
-            if getattr(self, name) is not None:
-                positive(self, name)
-        for name in ("attention_softcap", "logit_softcap"):
-            if getattr(self, name) is not None:
-                positive(self, name)
-        not_negative(self, "nope_every")
+            positive(self, name, bits=COUNTED_ON_DEVICE)
+        not_negative(self, "nope_every", bits=COUNTED_ON_DEVICE)
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(f"ModelConfig.num_kv_heads={self.num_kv_heads} must divide num_heads={self.num_heads}")
         if self.head_dim % 2:
@@ -150,5 +153,12 @@ class ModelConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the embedding: ``vocab_size``, rounded up to ``vocab_multiple``."""
+        """Rows of the embedding, ``vocab_size`` rounded up to ``vocab_multiple``."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
+
+
+_OPTIONAL = (
+    *("rotary_dim", "sliding_window", "global_every", "local_rope_theta", "query_scale"),
+    *("attention_softcap", "logit_softcap"),
+)
+"""What may be left out, and is positive where it is given."""

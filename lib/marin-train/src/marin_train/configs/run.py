@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from marin_train.configs.checks import fraction, not_negative, positive
+from marin_train.configs.checks import COUNTED_ON_DEVICE, fraction, not_negative, positive
 from marin_train.configs.data import DataConfig
 from marin_train.configs.model import ModelConfig
 from marin_train.configs.optimization import GuardConfig, OptimizerConfig, ScheduleConfig
@@ -17,7 +17,7 @@ class MeshConfig:
     """
 
     stage: int = 1
-    """Pipeline stages: each holds its share of the layers."""
+    """Pipeline stages, each with its share of the layers."""
     replica: int = 1
     """Slices that hold the same shards, and meet once a step."""
     data: int = -1
@@ -43,11 +43,13 @@ class BatchStage:
     """From step ``start`` on (steps are counted from 0), ``batch_size`` sequences a step."""
 
     start: int
+    """The first step of that size."""
     batch_size: int
+    """Sequences a step, over all devices."""
 
     def __post_init__(self) -> None:
-        positive(self, "start")
-        positive(self, "batch_size")
+        positive(self, "start", bits=COUNTED_ON_DEVICE)
+        positive(self, "batch_size", bits=COUNTED_ON_DEVICE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +57,11 @@ class TrainConfig:
     """Everything that decides a run's result, and its cadence (which does not)."""
 
     model: ModelConfig
+    """The shape of the model."""
     data: DataConfig
+    """What it is trained on."""
     steps: int
+    """Batches gone through, and updates done but for those that ``guard`` refuses."""
     batch_size: int
     """Sequences a step, over all devices."""
     batch_stages: tuple[BatchStage, ...] = ()
@@ -64,17 +69,23 @@ class TrainConfig:
     accumulation: int = 1
     """Parts that a batch is gone through in, one after the other, to hold fewer activations; the loss is the same."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """The rule of the updates."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Its learning rate over the run."""
     guard: GuardConfig = field(default_factory=GuardConfig)
+    """What becomes of bad steps."""
     ema_decay: float | None = None
     """Keeps an exponential moving average of the parameters, which is what is evaluated and exported."""
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    """How model and batch are spread over devices."""
     seed: int = 0
+    """Of the initial parameters; `DataConfig.seed` is that of the data's order."""
     z_loss: float = 0.0
+    """Weight of the squared log of the softmax's normaliser, beside the cross-entropy."""
     policy: str = "auto"
     """``auto`` measures the machine once and records what it chose; or a policy's name, to pin it."""
     checkpoint_seconds: float = 300.0
-    """A temporary checkpoint, one of the last two that stay, every so many seconds: what a crash may cost."""
+    """A temporary checkpoint, of which the last two stay, every so many seconds, which is what a crash may cost."""
     checkpoint_steps: int = 0
     """A permanent checkpoint every so many steps; 0 keeps only the last ones and the final one."""
     eval_steps: int = 0
@@ -82,12 +93,16 @@ class TrainConfig:
     watch_steps: int = 0
     """Norms of every leaf, its gradient and its update are told every so many steps; 0 never."""
     log_every: int = 10
+    """A line is logged every so many steps; ``metrics.jsonl`` has a row of each."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulation", "log_every"):
-            positive(self, name)
-        if self.steps >= 2**31:
-            raise ConfigError(f"TrainConfig.steps={self.steps} must be below 2**31: devices count them in 32 bits")
+            positive(self, name, bits=COUNTED_ON_DEVICE)
+        if self.schedule.cycles > self.steps:
+            raise ConfigError(
+                f"ScheduleConfig.cycles={self.schedule.cycles} exceeds TrainConfig.steps={self.steps}; a cycle has at "
+                f"least one"
+            )
         if not 0 <= self.seed < 2**32:
             raise ConfigError(f"TrainConfig.seed={self.seed} must lie between 0 and 2**32 - 1")
         if self.policy != "auto":

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from marin_train.cache import cache_directory
 from marin_train.data.stream import map_file
 from marin_train.errors import ConfigError, TokenStoreError
 
@@ -59,10 +60,7 @@ class BlockCache:
     """
 
     def __init__(self, directory: str | Path | None = None, *, max_bytes: int | None = None) -> None:
-        base = os.environ.get("MARIN_CACHE") or Path(
-            os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "marin"
-        )
-        self.directory = Path(base, "blocks") if directory is None else Path(directory)
+        self.directory = cache_directory() / "blocks" if directory is None else Path(directory)
         self.max_bytes = _max_bytes() if max_bytes is None else max_bytes
         # As if much had been written: what earlier processes left is counted at the first write.
         self._written, self._numbers = self.max_bytes, itertools.count()

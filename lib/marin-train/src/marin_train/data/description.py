@@ -4,12 +4,12 @@ The numbers are those of the run itself, counted by the closed forms that make i
 token is read for them.
 """
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from marin_train.data.interleaving import WHOLE
 from marin_train.data.mixture import Mixture
+from marin_train.tables import align
 
 MANY_EPOCHS = 4
 """Up to so many passes repeated text is worth nearly what new text is (Muennighoff et al. 2023)."""
@@ -189,7 +189,7 @@ def to_text(description: MixtureDescription) -> str:
     ]
     unused = sum(c.tokens_available for c in d.components) - d.tokens_unique
     lines = [
-        *_table(header, rows),
+        *align([header, *rows], left={0}),
         "",
         f"steps           {d.steps:,} of {d.batch_size:,} x {d.seq_len:,} tokens"
         + "".join(f", from step {step:,} on of {size:,}" for step, size in d.batch_sizes[1:]),
@@ -201,7 +201,8 @@ def to_text(description: MixtureDescription) -> str:
     if len(d.shares) > 1:
         shown = d.shares[:_MAX_COLUMNS]
         header = ("shares from", *(f"step {s.step:,}" for s in shown))
-        lines += ["", *_table(header, [(c.name, *(_percent(s.shares[c.name]) for s in shown)) for c in d.components])]
+        shares = [(c.name, *(_percent(s.shares[c.name]) for s in shown)) for c in d.components]
+        lines += ["", *align([header, *shares], left={0})]
         if len(d.shares) > len(shown):
             lines.append(f"... and {len(d.shares) - len(shown):,} more changes, the last at step {d.shares[-1].step:,}")
     if d.warnings:
@@ -258,18 +259,6 @@ def _first_step_from(mixture: Mixture, draw: int) -> int:
     """The first step that begins at that draw or after it."""
     step = mixture.sizes.step_of(draw)
     return step if mixture.sizes.offset(step) == draw else step + 1
-
-
-def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Names to the left, numbers to the right."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (header, *rows)
-    ]
 
 
 def _percent(share: float) -> str:

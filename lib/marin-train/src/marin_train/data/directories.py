@@ -32,7 +32,7 @@ _CONNECTIONS = 16
 _FINAL = (FileNotFoundError, PermissionError)
 """Answers that asking again does not change."""
 
-_EXTRAS = {"s3": "marin-train[s3]", "s3a": "marin-train[s3]", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp"}
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp"}
 
 
 class Directory(Protocol):
@@ -137,7 +137,7 @@ class RemoteDirectory:
             try:
                 filesystem, root = fsspec.core.url_to_fs(str(self.path))
             except (ImportError, ValueError) as error:
-                extra = f"; pip install '{_EXTRAS[protocol]}'" if protocol in _EXTRAS else ""
+                extra = f"; pip install {_PACKAGES[protocol]}" if protocol in _PACKAGES else ""
                 raise TokenStoreError(f"{self.path}: fsspec cannot open {protocol}:// ({error}){extra}") from None
             self._opened = os.getpid(), filesystem, root.rstrip("/")
         return self._opened[1], self._opened[2]

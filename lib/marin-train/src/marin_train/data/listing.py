@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from marin_train.data.mixture import Mixture
+from marin_train.tables import align
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,13 @@ def to_text(rows: list[RowListing], *, step: int) -> str:
         ("row", "component", "sequence", "tokens"),
         *((str(r.row), r.component, f"{r.sequence:,}", f"{r.first_token}-{r.last_token}") for r in rows),
     ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(c.ljust(w) if at == 1 else c.rjust(w) for at, (c, w) in enumerate(zip(line, widths, strict=True)))
-        for line in cells
-    ]
     ask = f"a token's document and file: zephyr inspect {rows[0].store} --token {rows[0].first_token}"
-    return "\n".join([f"step {step}, counted from 0", "", *lines, "", ask])
+    return "\n".join(
+        [
+            f"step {step}, counted from 0 (metrics.jsonl and blame call it {step + 1})",
+            "",
+            *align(cells, left={1}),
+            "",
+            ask,
+        ]
+    )

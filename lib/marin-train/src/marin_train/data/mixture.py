@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from marin_train.configs import BatchStage, DataConfig
+from marin_train.configs import BatchStage, DataConfig, TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
 from marin_train.data.interleaving import Draws, Interleave
 from marin_train.data.ordering import Ordering, Pool
@@ -125,6 +125,17 @@ class Mixture:
         mixture = cls(stores, config, batch_size=batch_size, batch_stages=batch_stages)
         mixture.check_enough(steps)
         return mixture
+
+    @classmethod
+    def of_run(cls, config: TrainConfig, *, steps: int = 0) -> Self:
+        """The mixture that a run trains on; see `open`."""
+        return cls.open(
+            config.data,
+            batch_size=config.batch_size,
+            batch_stages=config.batch_stages,
+            vocab_size=config.model.vocab_size,
+            steps=steps,
+        )
 
     @property
     def manifests(self) -> dict[str, str]:

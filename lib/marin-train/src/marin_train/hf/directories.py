@@ -5,8 +5,8 @@ that looks whole. Remote directories are fetched to a temporary one before they 
 """
 
 import dataclasses
+import glob
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Mapping
@@ -16,24 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from marin_train.configs import ModelConfig
+from marin_train.durability import flush, to_json
 from marin_train.errors import HuggingFaceError
-from marin_train.hf.config_json import from_model_config, text_config, to_model_config
+from marin_train.hf.config_json import from_model_config, to_model_config
+from marin_train.hf.dialects import text_config
+from marin_train.hf.tokenizer_files import TOKENIZER_FILES, with_companions
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-)
-"""What goes with a model and has no tensors."""
 
 SHARD_BYTES = 2 * 10**9
 
@@ -92,7 +82,7 @@ def save_hf(
         special_ids: ``bos`` and ``eos``; an id, several, or None.
         dtype: of the tensors; ``float32`` loses nothing.
         shard_bytes: a file's tensors have so many bytes at most; more are spread over several files.
-        overwrite: replace a directory that is there.
+        overwrite: replace a directory that is there, if it holds an exported model and nothing else.
 
     Returns:
         The directory.
@@ -117,8 +107,8 @@ def save_hf(
         raise HuggingFaceError(
             f"the model is not one of this configuration: {', '.join(wrong) or 'it has more leaves'}"
         )
-    files = _with_tokenizer(tokenizer or {}, special_ids, max_seq_len=config.max_seq_len)
-    files["config.json"] = _json(values)
+    files = with_companions(tokenizer or {}, special_ids, max_seq_len=config.max_seq_len)
+    files["config.json"] = to_json(values).encode()
 
     def fill(directory: Path) -> None:
         write(directory, leaves, table=table, dtype=jnp.dtype(dtype), shard_bytes=shard_bytes)
@@ -143,7 +133,7 @@ def export_hf(
         path: see `save_hf`, as for the rest.
         dtype: of the tensors.
         shard_bytes: of a file's tensors, at most.
-        overwrite: replace a directory that is there.
+        overwrite: replace a directory that is there, if it holds an exported model and nothing else.
 
     Raises:
         CheckpointError: there is no whole checkpoint.
@@ -214,36 +204,6 @@ def _text_name(name: str) -> str | None:
     return name if name == "lm_head.weight" else None
 
 
-def _with_tokenizer(
-    files: Mapping[str, bytes], special_ids: Mapping[str, Any], *, max_seq_len: int
-) -> dict[str, bytes]:
-    """The tokenizer's files, with those that transformers looks for beside ``tokenizer.json``."""
-    files = dict(files)
-    if foreign := sorted(set(files) - set(TOKENIZER_FILES)):
-        raise HuggingFaceError(f"{', '.join(foreign)}: not among a tokenizer's files, {', '.join(TOKENIZER_FILES)}")
-    given = {f"{name}_token_id": value for name, value in special_ids.items() if value is not None}
-    files.setdefault("generation_config.json", _json({"_from_model_config": True, **given}))
-    if "tokenizer.json" not in files or "tokenizer_config.json" in files:
-        return files
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
-    tokens = {
-        f"{name}_token": tokenizer.id_to_token(value[0] if isinstance(value, list) else value)
-        for name, value in special_ids.items()
-        if value is not None
-    }
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_seq_len,
-        "clean_up_tokenization_spaces": False,
-        **tokens,
-    }
-    files["tokenizer_config.json"] = _json(settings)
-    files.setdefault("special_tokens_map.json", _json(tokens))
-    return files
-
-
 def _write_whole(path: str | Path, fill: Callable[[Path], None], *, overwrite: bool) -> Path:
     """A directory that `fill` filled, under its name only when all of it is on the disk."""
     if "://" in str(path):
@@ -252,8 +212,14 @@ def _write_whole(path: str | Path, fill: Callable[[Path], None], *, overwrite: b
     leftover = f".{final.name}.writing-"
     if not overwrite and final.exists() and (not final.is_dir() or any(final.iterdir())):
         raise HuggingFaceError(f"{final} is there already; choose another directory, or overwrite it")
+    there = final.iterdir() if final.is_dir() else [final] if final.exists() else []
+    if foreign := sorted(file.name for file in there if not _is_exported(file)):
+        raise HuggingFaceError(
+            f"{final} is not overwritten: {foreign[0]} is there, which no export writes; remove it, or choose another "
+            f"directory"
+        )
     final.parent.mkdir(parents=True, exist_ok=True)
-    for old in final.parent.glob(f"{leftover}*"):
+    for old in final.parent.glob(f"{glob.escape(leftover)}*"):
         shutil.rmtree(old, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=leftover, dir=final.parent))
     try:
@@ -261,26 +227,20 @@ def _write_whole(path: str | Path, fill: Callable[[Path], None], *, overwrite: b
         whole.mkdir()
         fill(whole)
         for file in (*whole.iterdir(), whole):
-            _flush(file)
+            flush(file)
         if final.exists():
             final.rename(temporary / "old")
         whole.rename(final)
-        _flush(final.parent)
+        flush(final.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return final
 
 
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=1) + "\n").encode()
+def _is_exported(file: Path) -> bool:
+    """Whether it has a name that an export gives; all else is somebody's, and not to be lost."""
+    known = ("config.json", "model.safetensors.index.json", *TOKENIZER_FILES)
+    return file.is_file() and (file.name in known or file.suffix == ".safetensors")
 
 
 @contextmanager

@@ -25,11 +25,13 @@ from marin_train.blocks import (
     Rotation,
     attention_parameters,
     gated_mlp_parameters,
+    look_up,
     rms_norm,
     rotary,
+    vocabulary_parameters,
 )
 from marin_train.configs import ModelConfig
-from marin_train.parameters import Normal, Parameter, ParameterTable, gain, matrix, stacked
+from marin_train.parameters import Parameter, ParameterTable, gain, stacked
 from marin_train.policy import Policy
 
 USES = frozenset(
@@ -68,8 +70,7 @@ class Model(eqx.Module):
 
 def parameter_table(config: ModelConfig) -> ParameterTable:
     """Every parameter of a Gemma 3 with this configuration."""
-    vocab, hidden = config.padded_vocab_size, config.hidden_dim
-    padding = vocab - config.vocab_size
+    hidden = config.hidden_dim
     layer = (
         _gain("attention_norm", hidden, hf_key="input_layernorm.weight"),
         *attention_parameters("attention", config, hf_key="self_attn", qk_norm=True, gain_init=0.0),
@@ -78,25 +79,13 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
         *gated_mlp_parameters("mlp", hidden, mlp_dim=config.mlp_dim, hf_key="mlp"),
         _gain("mlp_post_norm", hidden, hf_key="post_feedforward_layernorm.weight"),
     )
-    embed = Parameter(
-        path="embed",
-        shape=(vocab, hidden),
-        dims=("vocab", "embed"),
-        role="embed",
-        init=Normal(hidden**-0.5),
-        hf_key="model.embed_tokens.weight",
-        padding=padding,
-        multiplied=1.0 if config.tie_embeddings else 0.0,
-    )
-    output = matrix(
-        "output", (hidden, vocab), dims=("embed", "vocab"), hf_key="lm_head.weight", role="head", padding=padding
-    )
+    embed, *output = vocabulary_parameters(config)
     return ParameterTable(
         (
             embed,
             *stacked(layer, path="layers", num_layers=config.num_layers, hf_key="model.layers.{layer}"),
             _gain("final_norm", hidden, hf_key="model.norm.weight"),
-            *(() if config.tie_embeddings else (output,)),
+            *output,
         )
     )
 
@@ -137,7 +126,7 @@ def embed(
     model: Model, tokens: Int[Array, "batch seq"], *, config: ModelConfig, policy: Policy
 ) -> Float[Array, "batch seq embed"]:
     """The tokens' rows, scaled."""
-    return (model.embed[tokens] * math.sqrt(config.hidden_dim)).astype(policy.activations)
+    return (look_up(model.embed, tokens) * math.sqrt(config.hidden_dim)).astype(policy.activations)
 
 
 def layer(

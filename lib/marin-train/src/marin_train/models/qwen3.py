@@ -20,11 +20,13 @@ from marin_train.blocks import (
     Rotation,
     attention_parameters,
     gated_mlp_parameters,
+    look_up,
     rms_norm,
     rotary,
+    vocabulary_parameters,
 )
 from marin_train.configs import ModelConfig
-from marin_train.parameters import Normal, Parameter, ParameterTable, gain, matrix, stacked
+from marin_train.parameters import ParameterTable, gain, stacked
 from marin_train.policy import Policy
 
 USES = frozenset({"rope_scaling"})
@@ -51,33 +53,20 @@ class Model(eqx.Module):
 
 def parameter_table(config: ModelConfig) -> ParameterTable:
     """Every parameter of a Qwen3 with this configuration."""
-    vocab, hidden = config.padded_vocab_size, config.hidden_dim
-    padding = vocab - config.vocab_size
+    hidden = config.hidden_dim
     layer = (
         gain("attention_norm", hidden, dim="embed", hf_key="input_layernorm.weight"),
         *attention_parameters("attention", config, hf_key="self_attn", qk_norm=True),
         gain("mlp_norm", hidden, dim="embed", hf_key="post_attention_layernorm.weight"),
         *gated_mlp_parameters("mlp", hidden, mlp_dim=config.mlp_dim, hf_key="mlp"),
     )
-    embed = Parameter(
-        path="embed",
-        shape=(vocab, hidden),
-        dims=("vocab", "embed"),
-        role="embed",
-        init=Normal(hidden**-0.5),
-        hf_key="model.embed_tokens.weight",
-        padding=padding,
-        multiplied=1.0 if config.tie_embeddings else 0.0,
-    )
-    output = matrix(
-        "output", (hidden, vocab), dims=("embed", "vocab"), hf_key="lm_head.weight", role="head", padding=padding
-    )
+    embed, *output = vocabulary_parameters(config)
     return ParameterTable(
         (
             embed,
             *stacked(layer, path="layers", num_layers=config.num_layers, hf_key="model.layers.{layer}"),
             gain("final_norm", hidden, dim="embed", hf_key="model.norm.weight"),
-            *(() if config.tie_embeddings else (output,)),
+            *output,
         )
     )
 
@@ -104,7 +93,7 @@ def embed(
     model: Model, tokens: Int[Array, "batch seq"], *, config: ModelConfig, policy: Policy
 ) -> Float[Array, "batch seq embed"]:
     """The tokens' rows."""
-    return model.embed[tokens].astype(policy.activations)
+    return look_up(model.embed, tokens).astype(policy.activations)
 
 
 def layer(

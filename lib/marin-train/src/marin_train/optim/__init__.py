@@ -4,17 +4,15 @@ Each file here holds one rule as an ``optax.GradientTransformation``; `marin_tra
 rule; `make_optimizer` puts the whole behind the clip that all share.
 """
 
-import jax
 import optax
 
-from marin_train import models
 from marin_train.configs import TrainConfig
-from marin_train.optim.adamw import adamw
+from marin_train.optim.adamw import make_adamw
 from marin_train.optim.groups import make_update
 from marin_train.optim.schedules import make_schedule, wsd
-from marin_train.parameters import ParameterTable, build
+from marin_train.parameters import ParameterTable
 
-__all__ = ["adamw", "make_optimizer", "make_schedule", "state_bytes", "wsd"]
+__all__ = ["make_adamw", "make_optimizer", "make_schedule", "wsd"]
 
 
 def make_optimizer(config: TrainConfig, table: ParameterTable) -> optax.GradientTransformation:
@@ -28,11 +26,3 @@ def make_optimizer(config: TrainConfig, table: ParameterTable) -> optax.Gradient
     return optax.chain(
         optax.identity() if clip_norm is None else optax.clip_by_global_norm(clip_norm), make_update(config, table)
     )
-
-
-def state_bytes(config: TrainConfig, table: ParameterTable) -> int:
-    """The size of the optimizer's state over all devices; nothing is allocated."""
-    shapes = {p.path: jax.ShapeDtypeStruct(p.shape, "float32") for p in table}
-    model = build(models.family(config.model).Model, shapes)
-    state = jax.eval_shape(make_optimizer(config, table).init, model)
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))

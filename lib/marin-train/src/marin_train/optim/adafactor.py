@@ -10,12 +10,12 @@ See: Shazeer and Stern 2018, "Adafactor: Adaptive Learning Rates with Sublinear 
 import optax
 
 from marin_train.optim.adamw import DECAYED, decay_roles
-from marin_train.optim.cautious import cautious
+from marin_train.optim.cautious import make_cautious
 from marin_train.parameters import ParameterTable
 
 
-def adafactor(
-    schedule: optax.Schedule, table: ParameterTable, *, weight_decay: float, careful: bool = False
+def make_adafactor(
+    schedule: optax.Schedule, table: ParameterTable, *, weight_decay: float, cautious: bool = False
 ) -> optax.GradientTransformation:
     """optax's Adafactor without momentum, with the decay of `marin_train.optim.adamw`.
 
@@ -23,13 +23,13 @@ def adafactor(
         schedule: relative learning rate by number of updates done.
         table: the parameters and their roles.
         weight_decay: relative to the learning rate.
-        careful: whether the direction is made cautious.
+        cautious: whether the direction is made cautious.
     """
     direction = optax.chain(
         optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms()
     )
     return optax.chain(
-        cautious(direction, enabled=careful),
+        make_cautious(direction, enabled=cautious),
         decay_roles(weight_decay, table, roles=DECAYED),
         optax.scale_by_learning_rate(schedule),
     )

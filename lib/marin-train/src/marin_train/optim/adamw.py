@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marin_train.optim.cautious import cautious
+from marin_train.optim.cautious import make_cautious
 from marin_train.parameters import ParameterTable, map_parameters
 
 NORMALISED = frozenset({"matrix", "expert"})
@@ -23,7 +23,7 @@ DECAYED = NORMALISED | {"head"}
 """Roles that decay. Gains would be pulled from where they start, and a rare token's embedding from what it learnt."""
 
 
-def adamw(
+def make_adamw(
     schedule: optax.Schedule,
     table: ParameterTable,
     *,
@@ -31,7 +31,7 @@ def adamw(
     beta2: float,
     eps: float,
     weight_decay: float,
-    careful: bool = False,
+    cautious: bool = False,
 ) -> optax.GradientTransformation:
     """Adam's direction plus ``weight_decay`` times the decayed parameters, scaled by minus the schedule.
 
@@ -42,16 +42,16 @@ def adamw(
         beta2: decay rate of the second moment.
         eps: added to the root of the second moment.
         weight_decay: relative to the learning rate.
-        careful: whether the direction is made cautious.
+        cautious: whether the direction is made cautious.
     """
     return optax.chain(
-        cautious(optax.scale_by_adam(b1=beta1, b2=beta2, eps=eps), enabled=careful),
+        make_cautious(optax.scale_by_adam(b1=beta1, b2=beta2, eps=eps), enabled=cautious),
         decay_roles(weight_decay, table, roles=DECAYED),
         optax.scale_by_learning_rate(schedule),
     )
 
 
-def adamc(
+def make_adamc(
     schedule: optax.Schedule,
     table: ParameterTable,
     *,
@@ -60,11 +60,22 @@ def adamc(
     beta2: float,
     eps: float,
     weight_decay: float,
-    careful: bool = False,
+    cautious: bool = False,
 ) -> optax.GradientTransformation:
-    """As `adamw`, with the decay of normalised layers scaled by the schedule over `peak`, its highest value."""
+    """As `make_adamw`, with the decay of normalised layers scaled by the schedule over its peak.
+
+    Args:
+        schedule: learning rate by number of updates done.
+        table: the parameters and their roles.
+        peak: the schedule's highest value.
+        beta1: see `make_adamw`, as for the rest.
+        beta2: likewise.
+        eps: likewise.
+        weight_decay: likewise, at the peak.
+        cautious: likewise.
+    """
     return optax.chain(
-        cautious(optax.scale_by_adam(b1=beta1, b2=beta2, eps=eps), enabled=careful),
+        make_cautious(optax.scale_by_adam(b1=beta1, b2=beta2, eps=eps), enabled=cautious),
         decay_roles(weight_decay, table, roles=DECAYED - NORMALISED),
         optax.masked(
             _decay_by(lambda step: weight_decay / peak * schedule(step)),

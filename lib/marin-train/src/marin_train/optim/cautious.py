@@ -18,7 +18,7 @@ _LEAST = 1e-3
 """The share that is kept counts as no less, so that a lone component is not blown up."""
 
 
-def cautious(direction: optax.GradientTransformation, *, enabled: bool = True) -> optax.GradientTransformation:
+def make_cautious(direction: optax.GradientTransformation, *, enabled: bool = True) -> optax.GradientTransformation:
     """That direction where it agrees in sign with the gradient, over the share of each matrix where it does."""
     if not enabled:
         return direction

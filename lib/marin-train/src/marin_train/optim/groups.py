@@ -13,11 +13,11 @@ import optax
 from marin_train import models
 from marin_train.configs import OptimizerConfig, TrainConfig
 from marin_train.errors import ParameterError
-from marin_train.optim.adafactor import adafactor
-from marin_train.optim.adamw import adamc, adamw
-from marin_train.optim.cautious import cautious
-from marin_train.optim.hyperball import hyperball, refuse_zero
-from marin_train.optim.lion import lion
+from marin_train.optim.adafactor import make_adafactor
+from marin_train.optim.adamw import make_adamc, make_adamw
+from marin_train.optim.cautious import make_cautious
+from marin_train.optim.hyperball import scale_by_hyperball, starts_at_zero
+from marin_train.optim.lion import make_lion
 from marin_train.optim.muon import scale_by_muon
 from marin_train.optim.schedules import make_schedule
 from marin_train.optim.soap import scale_by_soap
@@ -55,7 +55,7 @@ def make_update(config: TrainConfig, table: ParameterTable) -> optax.GradientTra
     groups = {p.path: _group(optimizer.name, p.path, p.role) for p in table}
     for parameter in table:
         if groups[parameter.path] in ("adamh", "muonh") and parameter.init == Constant(0.0):
-            refuse_zero(parameter.path)
+            raise starts_at_zero(parameter.path)
     labels = build(models.family(config.model).Model, groups)
     return optax.partition({group: _rule(group, config) for group in sorted(set(groups.values()))}, labels)
 
@@ -69,23 +69,23 @@ def _group(name: str, path: str, role: str) -> Group:
 def _whole(config: TrainConfig, table: ParameterTable) -> optax.GradientTransformation:
     """A rule that moves every parameter."""
     o, schedule = config.optimizer, make_schedule(config)
-    shared: dict[str, Any] = {"weight_decay": o.weight_decay, "careful": o.cautious}
+    shared: dict[str, Any] = {"weight_decay": o.weight_decay, "cautious": o.cautious}
     if o.name == "lion":
-        return lion(schedule, table, beta1=o.beta1, beta2=o.beta2, **shared)
+        return make_lion(schedule, table, beta1=o.beta1, beta2=o.beta2, **shared)
     if o.name == "adafactor":
-        return adafactor(schedule, table, **shared)
+        return make_adafactor(schedule, table, **shared)
     shared |= {"beta1": o.beta1, "beta2": o.beta2, "eps": o.eps}
     if o.name == "adamc":
-        return adamc(schedule, table, peak=o.learning_rate, **shared)
-    return adamw(schedule, table, **shared)
+        return make_adamc(schedule, table, peak=o.learning_rate, **shared)
+    return make_adamw(schedule, table, **shared)
 
 
 def _rule(group: Group, config: TrainConfig) -> optax.GradientTransformation:
     o = config.optimizer
-    direction = cautious(_direction(group, o), enabled=o.cautious)
+    direction = make_cautious(_direction(group, o), enabled=o.cautious)
     adam_rate = o.learning_rate if o.adam_learning_rate is None else o.adam_learning_rate
     if group in ("adamh", "muonh"):
-        return optax.chain(direction, hyperball(make_schedule(config)))
+        return optax.chain(direction, scale_by_hyperball(make_schedule(config)))
     schedule = make_schedule(config, peak=adam_rate if group in ("adam", "decayed_adam") else o.learning_rate)
     decay = optax.identity() if group == "adam" else optax.add_decayed_weights(o.weight_decay)
     return optax.chain(direction, decay, optax.scale_by_learning_rate(schedule))

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float
 
 from marin_train.errors import ConfigError
 from marin_train.optim.muon import matrix_norm
+from marin_train.parameters import dotted
 
 _LEAST_NORM = 1e-10
 """A direction of a smaller norm counts as this, so that none at all moves nothing."""
@@ -31,7 +32,7 @@ class HyperballState(NamedTuple):
     radius: Any
 
 
-def hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
+def scale_by_hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
     """Turns directions into updates that hold each matrix at its norm.
 
     Args:
@@ -45,7 +46,7 @@ def hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
         radius = jax.tree.map(matrix_norm, params)
         for path, norm in jax.tree_util.tree_leaves_with_path(radius):
             if not isinstance(norm, jax.core.Tracer) and not jnp.all(norm > 0):
-                raise ConfigError(_zero(jax.tree_util.keystr(path, simple=True, separator=".")))
+                raise starts_at_zero(dotted(path))
         return HyperballState(optax.ScaleByScheduleState(count=jnp.zeros((), jnp.int32)), radius)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, HyperballState]:
@@ -66,13 +67,9 @@ def hyperball(schedule: optax.Schedule) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def refuse_zero(path: str) -> None:
-    """Refuses a matrix that is declared to start at zero."""
-    raise ConfigError(_zero(path))
-
-
-def _zero(path: str) -> str:
-    return (
+def starts_at_zero(path: str) -> ConfigError:
+    """The error of a matrix that has no sphere to move on."""
+    return ConfigError(
         f"{path} starts at zero, and a hyperball optimizer holds a matrix at the norm that it starts with; draw it "
         f"from a Normal, or choose another OptimizerConfig.name"
     )

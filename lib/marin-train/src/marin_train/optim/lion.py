@@ -6,18 +6,18 @@ See: Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms" (arXiv 23
 import optax
 
 from marin_train.optim.adamw import DECAYED, decay_roles
-from marin_train.optim.cautious import cautious
+from marin_train.optim.cautious import make_cautious
 from marin_train.parameters import ParameterTable
 
 
-def lion(
+def make_lion(
     schedule: optax.Schedule,
     table: ParameterTable,
     *,
     beta1: float,
     beta2: float,
     weight_decay: float,
-    careful: bool = False,
+    cautious: bool = False,
 ) -> optax.GradientTransformation:
     """optax's Lion, with the decay of `marin_train.optim.adamw`.
 
@@ -27,10 +27,10 @@ def lion(
         beta1: the momentum's share in the direction.
         beta2: decay rate of the momentum.
         weight_decay: relative to the learning rate.
-        careful: whether the direction is made cautious.
+        cautious: whether the direction is made cautious.
     """
     return optax.chain(
-        cautious(optax.scale_by_lion(b1=beta1, b2=beta2), enabled=careful),
+        make_cautious(optax.scale_by_lion(b1=beta1, b2=beta2), enabled=cautious),
         decay_roles(weight_decay, table, roles=DECAYED),
         optax.scale_by_learning_rate(schedule),
     )

@@ -34,7 +34,7 @@ def make_tracker(name: str, out_dir: str | Path) -> Tracker:
         importlib.import_module(SERVICES[name])
     except ImportError:
         raise MissingExtraError(
-            f"tracker {name} needs the package {SERVICES[name]}: pip install 'marin-train[{name}]'"
+            f"tracker {name} needs a package that is not here: pip install {SERVICES[name]}"
         ) from None
     module = importlib.import_module(f"marin_train.trackers.{name}_service")
     return Background(cast(Callable[[Path], Tracker], module.make)(Path(out_dir)), name=name)
