@@ -5,6 +5,10 @@ second moment is taken. The first update finds them and moves nothing else: alon
 diagonal and rounding, which Adam would blow up. Every few updates one step of orthogonal iteration turns them. The
 first moment stays in the matrix's own axes, so that it survives the turn.
 
+Directions in which a matrix has had no gradient yet, as an oblong one's first leaves some, have no eigenvectors but
+those that rounding gives. Hence under this rule alone losses on another mesh, or in other parts of a batch, differ by
+more than rounding, some 1e-3; a restart on the same mesh is bitwise the same, as under every rule.
+
 State of a matrix (in, out) is two of its size and two squares of either side.
 
 See: Vyas et al. 2024, "SOAP: Improving and Stabilizing Shampoo using Adam" (arXiv 2409.11321).
