@@ -13,6 +13,8 @@ import argparse
 import dataclasses
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -22,7 +24,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
 import jax
 import jax.numpy as jnp
 
-from marin_train import Component, DataConfig, TrainConfig, losses, presets
+from marin_train import Component, DataConfig, TrainConfig, presets
 from marin_train.flops import flops_per_token, num_params
 from marin_train.losses import Batch
 from marin_train.mesh import make_mesh
@@ -80,26 +82,37 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--policies", nargs="+", default=POLICIES)
     parser.add_argument("--peak-tflops", type=float, default=989.5)
-    parser.add_argument("--loss-block", type=int, default=4096, help="tokens whose logits exist at a time")
     parser.add_argument("--tiny", action="store_true", help="a shape for any machine")
+    parser.add_argument("--row", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if len(options.policies) > 1:
+        # A process each: the peak of a device's memory is that of its process, and is never reset.
+        for number, policy in enumerate(options.policies):
+            rows = ["--row"] if number else []
+            subprocess.run([sys.executable, *sys.argv, "--policies", policy, *rows], check=True)
+        return
     model, seq_len, batch_size = presets.llama_3_2_1b(), options.seq_len, options.batch_size
     if options.tiny:
         model = dataclasses.replace(
             model, vocab_size=512, hidden_dim=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, mlp_dim=128
         )
         seq_len, batch_size = 64, 2
-    # A GPU's products want more rows at a time than a CPU's cache holds.
-    losses.BLOCK_TOKENS = options.loss_block
     data = DataConfig(components=(Component(name="random", path="none"),), seq_len=seq_len)
     config = TrainConfig(model=model, data=data, steps=1000, batch_size=batch_size)
-    device = jax.devices()[0]
+    if not options.row:
+        show_head(config)
+    (policy,) = options.policies
+    row = measure(config, policy, num_steps=options.steps, peak=1e12 * options.peak_tflops)
+    print(f"{policy:<34}{row}", flush=True)
+
+
+def show_head(config: TrainConfig) -> None:
+    """The machine and the run, and the names of the columns."""
+    device, model = jax.devices()[0], config.model
+    batch_size, seq_len = config.batch_size, config.data.seq_len
     print(f"jax {jax.__version__}, {device.device_kind}; {num_params(model):,} parameters; {batch_size} x {seq_len}")
     print(f"{'policy':<34}{'median ms':>10}{'min':>9}{'max':>9}{'tokens/s':>11}{'causal':>9}{'full':>9}", end="")
-    print(f"{'peak GiB':>9}{'first s':>9}")
-    for policy in options.policies:
-        row = measure(config, policy, num_steps=options.steps, peak=1e12 * options.peak_tflops)
-        print(f"{policy:<34}{row}", flush=True)
+    print(f"{'peak GiB':>9}{'first s':>9}", flush=True)
 
 
 if __name__ == "__main__":

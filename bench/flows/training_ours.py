@@ -53,7 +53,7 @@ def analytic_mb(shape: Shape, policy: Policy, *, num_params: int) -> float:
     tokens, narrow = shape.batch * shape.seq_len, 2 if policy.operands == "bfloat16" else 4
     layer = tokens * (2 * 4 * shape.hidden + 6 * narrow * shape.hidden + (2 * 4 + narrow) * shape.mlp)
     kept = shape.layers * layer if policy.remat == "keep" else shape.layers * 4 * tokens * shape.hidden + layer
-    logits = 2 * 4 * BLOCK_TOKENS * shape.vocab
+    logits = 2 * 4 * BLOCK_TOKENS["cpu"] * shape.vocab
     return (16 * num_params + kept + logits + 4 * tokens * shape.hidden) / 2**20
 
 

@@ -99,6 +99,8 @@ def test_when_one_is_killed_the_other_ends_and_both_go_on_from_their_last_checkp
         ({"num_processes": 2}, "need --coordinator"),
         ({"coordinator": "localhost:1", "process_id": 0}, r"--num-processes is missing \(MARIN_NUM_PROCESSES=''\)"),
         ({"coordinator": "localhost:1", "num_processes": 2, "process_id": 2}, "--process-id 2 must be at least 0"),
+        ({"coordinator": "localhost", "num_processes": 2, "process_id": 0}, "'localhost' is no HOST:PORT"),
+        ({"coordinator": "localhost:99999", "num_processes": 2, "process_id": 0}, "'localhost:99999' is no HOST:PORT"),
     ],
 )
 def test_a_part_of_the_address_that_is_missing_or_wrong_is_named(settings: dict, message: str) -> None:

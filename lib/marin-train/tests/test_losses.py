@@ -42,7 +42,7 @@ def dense_sum(hidden, head, targets, mask, z_loss):
 # Of the sequence's tokens a block holds one, a divisor, a non-divisor, more than there are.
 @pytest.mark.parametrize(("block_tokens", "z_loss"), [(1, 0.1), (6, 0.1), (14, 0.0), (14, 0.1), (1000, 0.1)])
 def test_blocks_equal_the_dense_formula_in_values_and_gradients(monkeypatch, z_loss, block_tokens):
-    monkeypatch.setattr(losses, "BLOCK_TOKENS", block_tokens)
+    monkeypatch.setitem(losses.BLOCK_TOKENS, "cpu", block_tokens)
     rng = np.random.default_rng(0)
     hidden = jnp.asarray(rng.normal(size=(2, 9, 5)), jnp.float32)
     head = jnp.asarray(rng.normal(size=(5, 7)), jnp.float32)
@@ -69,7 +69,7 @@ def test_blocks_equal_the_dense_formula_in_values_and_gradients(monkeypatch, z_l
 
 
 def test_logits_of_the_whole_batch_never_exist(monkeypatch):
-    monkeypatch.setattr(losses, "BLOCK_TOKENS", 8)
+    monkeypatch.setitem(losses.BLOCK_TOKENS, "cpu", 8)
     hidden, head = jnp.zeros((2, 64, 4)), jnp.zeros((4, 1000))
     targets, mask = jnp.zeros((2, 64), jnp.int32), jnp.ones((2, 64), bool)
 

@@ -91,7 +91,7 @@ def _state_bytes(config: TrainConfig, sizes: dict[str, int]) -> dict[str, int]:
 
 def _activation_bytes(config: TrainConfig, sizes: dict[str, int]) -> dict[str, int]:
     """In float32, of the part of a batch that a device goes through at a time; and the logits of a block."""
-    from marin_train.losses import BLOCK_TOKENS
+    from marin_train.losses import BLOCK_TOKENS, WIDE_BLOCK_TOKENS
     from marin_train.mesh import RULES
 
     model, data = config.model, math.prod(sizes[axis] for axis in RULES["batch"])
@@ -102,11 +102,13 @@ def _activation_bytes(config: TrainConfig, sizes: dict[str, int]) -> dict[str, i
     # Between layers, sequences lie in shares where they can.
     between = model.hidden_dim / (in_parts if config.data.seq_len % (sizes["context"] * in_parts) == 0 else 1)
     inside = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim + 3 * model.mlp_dim
-    width = 5 * between + inside / in_parts  # its input, two norms, two sums; its projections
+    width = 4 * between + inside / in_parts  # what its two halves read, and their norms; its projections
+    # Of several devices none is a CPU, but in tests.
+    block = max(WIDE_BLOCK_TOKENS if math.prod(sizes.values()) > 1 else BLOCK_TOKENS["cpu"], sequences)
     return {
         "activations_kept": round(4 * tokens * layers * width),
         "activations_recomputed": round(4 * tokens * (layers * between + width)),
-        "logits": 4 * max(BLOCK_TOKENS, sequences) * model.padded_vocab_size // sizes["model"],
+        "logits": 2 * 4 * block * model.padded_vocab_size // sizes["model"],  # and their gradient
     }
 
 

@@ -61,6 +61,7 @@ def join(
         own = _number(process_id, "--process-id", _VARIABLES[2])
         if not 0 <= own < number:
             raise ConfigError(f"--process-id {own} must be at least 0 and below --num-processes {number}")
+        _check_address(coordinator)
         jax.distributed.initialize(coordinator, num_processes=number, process_id=own, **limits)
     except (RuntimeError, ValueError) as error:
         if isinstance(error, ConfigError):
@@ -132,6 +133,15 @@ def wait_for_all(what: str) -> None:
         from jax.experimental.multihost_utils import sync_global_devices
 
         sync_global_devices(what)
+
+
+def _check_address(coordinator: str) -> None:
+    """Refuses what JAX would end the process for."""
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise ConfigError(
+            f"--coordinator {coordinator!r} is no HOST:PORT; give process 0's address, such as 10.0.0.1:8476, or 'auto'"
+        )
 
 
 def _number(given: int | None, flag: str, variable: str, *, default: str = "") -> int:

@@ -29,8 +29,11 @@ from marin_train.models import family
 from marin_train.models.decoder import forward, logits
 from marin_train.policy import Policy
 
-BLOCK_TOKENS = 512
-"""Tokens a block, over the batch: logits of a block stay within a few tens of megabytes."""
+BLOCK_TOKENS = {"cpu": 512}
+"""Tokens a block, over the batch, by platform: on a CPU, logits of a block stay within a few tens of megabytes."""
+
+WIDE_BLOCK_TOKENS = 4096
+"""Elsewhere: the head's gradient is read and written once a block, which few tokens' products would not outweigh."""
 
 
 _SPREAD = (*RULES["batch"], *RULES["seq"])
@@ -248,7 +251,8 @@ def _added(sums: _Sums, nll: Array, *, lse: Array, mask: Array, z_loss: float) -
 
 def _in_blocks(hidden: Array, *, targets: Array, mask: Array) -> _Block:
     batch, seq_len = targets.shape
-    width = min(seq_len, max(1, BLOCK_TOKENS // batch))
+    tokens = BLOCK_TOKENS.get(jax.default_backend(), WIDE_BLOCK_TOKENS)
+    width = min(seq_len, max(1, tokens // batch))
     num_blocks = -(-seq_len // width)
 
     def split(x: Array) -> Array:

@@ -12,6 +12,7 @@ compiler would make for all layers at the start of the program, and hold until e
 See: Dao et al. 2022, "FlashAttention" (arXiv 2205.14135), algorithm 4, for the backward pass.
 """
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -26,6 +27,10 @@ from marin_train.policy import Policy
 
 BLOCK = 128
 """Queries a block: enough rows to fill a matrix unit, few enough that little of the masked half is computed."""
+
+MOST_BLOCKS = 16
+"""Of a long sequence, blocks are wider: each is code of its own to compile, and a sixteenth of a sequence computes
+little of the masked half either."""
 
 
 _How = tuple[Scoring, Policy]
@@ -53,6 +58,7 @@ def attend_in_blocks(
     num_kv_heads = key.shape[2]
     grouped = (query * scoring.scale).reshape(batch, seq_len, num_kv_heads, -1, head_dim)
     heads = _Heads(grouped.transpose(2, 0, 3, 1, 4), key.transpose(2, 0, 1, 3), value.transpose(2, 0, 1, 3))
+    heads = jax.tree.map(lambda leaf: leaf.astype(policy.activations), heads)
     mixed = _attend((scoring, policy), heads, segment_ids)
     return mixed.transpose(1, 3, 0, 2, 4).reshape(batch, seq_len, num_heads, head_dim)
 
@@ -64,21 +70,26 @@ def _attend(how: _How, heads: _Heads, segment_ids: Array | None) -> Array:
 
 def _attend_forward(how: _How, heads: _Heads, segment_ids: Array | None) -> tuple[Array, tuple]:
     forward = partial(_head_forward, how=how, segment_ids=segment_ids)
+    # Rounded before the loop as its products would round them: all that the backward pass wants of them, and half as
+    # wide. Without the barrier the compiler would round them when they are wanted, and keep them as they are.
+    rounded = jax.lax.optimization_barrier(jax.tree.map(lambda leaf: leaf.astype(how[1].operands), heads))
 
     def attend_head(mixed: Array, xs: tuple[Array, _Heads]) -> tuple[Array, Array]:
         number, head = xs
         block, lse = forward(head)
         return jax.lax.dynamic_update_index_in_dim(mixed, block, number, axis=0), lse
 
-    query = heads.query.astype(how[1].activations)
-    mixed, lse = jax.lax.scan(attend_head, query, (jnp.arange(len(query)), heads))
+    mixed, lse = jax.lax.scan(attend_head, heads.query, (jnp.arange(len(heads.query)), rounded))
     # Named here, where they are what the backward pass is handed: kept, they spare it this whole function.
     mixed, lse = checkpoint_name(mixed, "attention_mixed"), checkpoint_name(lse, "attention_lse")
-    return mixed, (heads, segment_ids, mixed, lse)
+    return mixed, (rounded, segment_ids, mixed, lse)
 
 
 def _attend_backward(how: _How, residuals: tuple, cotangent: Array) -> tuple[_Heads, None]:
-    heads, segment_ids, mixed, lse = residuals
+    rounded, segment_ids, mixed, lse = residuals
+    # Widened when the cotangent is there, and not ahead of it: the compiler would do so at once, and keep that instead.
+    rounded, cotangent = jax.lax.optimization_barrier((rounded, cotangent))
+    heads = jax.tree.map(lambda leaf: leaf.astype(how[1].activations), rounded)
     backward = partial(_head_backward, how=how, segment_ids=segment_ids)
     shift = jnp.sum(mixed * cotangent, axis=-1, dtype=jnp.float32)
 
@@ -147,8 +158,9 @@ def _head_backward(
 
 def _spans(seq_len: int, *, window: int | None) -> list[tuple[int, int, int]]:
     """Of each block: the first key that any of its queries sees, its first query, and its end."""
-    starts = range(0, seq_len, BLOCK)
-    return [(0 if window is None else max(0, at - window + 1), at, min(at + BLOCK, seq_len)) for at in starts]
+    width = BLOCK * max(1, math.ceil(seq_len / (BLOCK * MOST_BLOCKS)))
+    starts = range(0, seq_len, width)
+    return [(0 if window is None else max(0, at - window + 1), at, min(at + width, seq_len)) for at in starts]
 
 
 def _rows(x: Array, start: int, *, end: int) -> Float[Array, "batch rows *dim"]:
