@@ -20,7 +20,7 @@ def pools(draw: st.DrawFn) -> Pool:
     return _pool(draw(st.text(max_size=3)), num_sequences=num_sequences, num_held_out=held_out, size=size)
 
 
-SHUFFLES = st.builds(ShuffleConfig, block=st.integers(0, 20), window=st.integers(1, 8))
+SHUFFLES = st.just(ShuffleConfig()) | st.builds(ShuffleConfig, block=st.integers(1, 20), window=st.integers(1, 8))
 
 
 def _epoch(pool: Pool, epoch: int = 0, *, seed: int = 0, shuffle: ShuffleConfig | None = None) -> np.ndarray:
