@@ -75,9 +75,11 @@ CHILD = """
 import dataclasses, json
 import jax, jax.numpy as jnp, numpy as np
 from marin_train.configs import Component, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
+from marin_train.data.packing import Sequences
 from marin_train.losses import Batch
 from marin_train.mesh import make_mesh
 from marin_train.policy import Policy
+from marin_train.scorer import make_scorer
 from marin_train.train_step import init_state, make_train_step, state_template
 
 LLAMA = ModelConfig(
@@ -119,6 +121,38 @@ for model, names in ((LLAMA, tuple(MESHES)), (GEMMA, ("one", "2 stages"))):
         told, begun = curve(model, MESHES[name], None if name == "2 x 2 x 2" else drawn)
         found.setdefault(model.family, {})[name] = told
         drawn = drawn or begun
+
+def temporary_bytes(num_parts):
+    config = TrainConfig(
+        model=LLAMA, data=DataConfig(components=(Component(name="a", path="a"),), seq_len=12), steps=10,
+        batch_size=2 * num_parts, accumulation=num_parts, mesh=MeshConfig(stage=2, data=1),
+    )
+    mesh = make_mesh(config.mesh)
+    rows = (2 * num_parts, 12)
+    batch = Batch(jax.ShapeDtypeStruct((rows[0], 13), jnp.int32), jax.ShapeDtypeStruct(rows, jnp.bool))
+    step = make_train_step(config, policy=Policy(scan=True), mesh=mesh)
+    compiled = step.lower(state_template(config, mesh=mesh), batch).compile().memory_analysis()
+    return compiled.temp_size_in_bytes
+
+def scores(mesh):
+    config = TrainConfig(
+        model=LLAMA, data=DataConfig(components=(Component(name="a", path="a"),), seq_len=12), steps=1, batch_size=2,
+        mesh=MeshConfig(**mesh),
+    )
+    mesh = make_mesh(config.mesh)
+    tokens = np.random.default_rng(1).integers(0, 32, (2, 13)).astype(np.int32)
+    scorer = make_scorer(LLAMA, policy=Policy(scan=True), mesh=mesh)
+    model = begin(config, mesh, model_drawn).model
+    return scorer(model, Sequences(tokens, np.ones((2, 12), bool), None, None)).tolist()
+
+model_drawn = init_state(
+    TrainConfig(model=LLAMA, data=DataConfig(components=(Component(name="a", path="a"),), seq_len=12), steps=1,
+                batch_size=2, mesh=MeshConfig(data=1)),
+    mesh=make_mesh(MeshConfig(data=1)),
+)
+model_drawn = jax.device_get(model_drawn)
+found["memory"] = [temporary_bytes(num_parts) for num_parts in (4, 32)]
+found["scores"] = [scores(mesh) for mesh in (MESHES["one"], MESHES["2 stages"])]
 print(json.dumps(found))
 """
 
@@ -147,3 +181,14 @@ def test_stages_train_as_one_device_does(curves: dict[str, dict[str, list]], fam
 def test_each_stage_holds_its_share_of_the_layers(curves: dict[str, dict[str, list]]) -> None:
     held = {mesh: layers for mesh, (_, layers) in curves["llama"].items()}
     assert held == {"one": 4, "2 stages": 2, "4 stages": 1, "2 x 2 x 2": 2}
+
+
+def test_memory_does_not_grow_with_the_number_of_microbatches(curves: dict[str, list]) -> None:
+    few, many = curves["memory"]
+    # What they read and where they count lies beside; 28 more microbatches of what a stage is handed would be 86 kB.
+    assert many < few + 28 * 2 * 12 * 16 * 4 / 2
+
+
+def test_a_model_in_stages_is_scored_as_on_one_device(curves: dict[str, list]) -> None:
+    alone, staged = curves["scores"]
+    np.testing.assert_allclose(staged, alone, rtol=1e-5)
