@@ -32,6 +32,8 @@ _READ_BYTES = 2**25
 """Leaves of so many bytes are read together."""
 _ORBAX = f"{os.sep}orbax{os.sep}"
 """Part of the path of each of its files."""
+_STORES = ("orbax-checkpoint", "OCDBT")
+"""What the errors name that come from the store below it, in whose futures no code is named."""
 
 
 def named_leaves(state: Any) -> dict[str, Any]:
@@ -224,7 +226,8 @@ def _is_not_of_orbax(record: logging.LogRecord) -> bool:
     """Whether what a loop of events logs of a task that ended unheard is of somebody else's task."""
     trace = record.exc_info[2] if record.exc_info else None
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
-    return not any(_ORBAX in text for text in (*files, record.getMessage()))
+    message = record.getMessage()
+    return not any(_ORBAX in text for text in (*files, message)) and not any(text in message for text in _STORES)
 
 
 def _name(path: Any) -> str:

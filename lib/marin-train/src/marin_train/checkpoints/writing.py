@@ -52,8 +52,7 @@ class CheckpointWriter:
         if is_first():
             directory.mkdir(parents=True, exist_ok=True)
             (directory / "writer").write_text(self._claim)
-            for leftover in directory.glob(f"{TEMPORARY}*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            self._remove_leftovers()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         # In the background, while the training step is compiled.
         self._ready = self._pool.submit(self._snapshots.prepare, named_leaves(like))
@@ -66,6 +65,8 @@ class CheckpointWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._pool.shutdown(wait=True)
+        if is_first() and self._is_claimed():  # else they are another's, which is writing them
+            self._remove_leftovers()
         if error is None:
             self.wait()
 
@@ -118,17 +119,20 @@ class CheckpointWriter:
         Raises:
             CheckpointError: another process claimed it.
         """
-        if is_first() and (self._directory / "writer").read_text() != self._claim:
+        if is_first() and not self._is_claimed():
             raise CheckpointError(
                 f"another process has taken over {self._directory}; this one stops and saves nothing more"
             )
+
+    def _is_claimed(self) -> bool:
+        return (self._directory / "writer").read_text() == self._claim
 
     def _write(self, leaves: "dict[str, jax.Array]", step: int, permanent: bool) -> None:
         temporary = self._directory / f"{TEMPORARY}{name_of(step)}"
         try:
             self.check_claim()
             if is_first():
-                shutil.rmtree(temporary, ignore_errors=True)
+                self._remove_leftovers()
                 temporary.mkdir()
             _meet(f"began {step}")
             self._write_arrays(temporary, leaves)
@@ -146,6 +150,12 @@ class CheckpointWriter:
                 f"the checkpoint of step {step} could not be written to {self._directory}: {first_line(error)}; "
                 f"those before it are intact"
             ) from None
+
+    def _remove_leftovers(self) -> None:
+        """What saves left that failed or were cut short; of one that failed, writes that were under way may come back
+        after it was told."""
+        for leftover in self._directory.glob(f"{TEMPORARY}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
 
     def _write_arrays(self, temporary: Path, leaves: "dict[str, jax.Array]") -> None:
         import jax

@@ -23,7 +23,7 @@ DRIVER_LEAST = 64 * MIB
 """What the driver's own process needs beside them."""
 
 _DEFAULT_PERCENT = 80
-_MERGE_SHARE = 4
+_MERGE_SHARE = 6
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 _UNITS["TI"] = 1 << 40
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?")
