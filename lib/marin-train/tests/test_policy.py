@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from marin_train import models
 from marin_train import policy as policies
 from marin_train.checkpoints import named_leaves
-from marin_train.configs import Component, DataConfig, ModelConfig, TrainConfig
+from marin_train.configs import Component, DataConfig, MeshConfig, ModelConfig, TrainConfig
 from marin_train.errors import ConfigError
 from marin_train.policy import Policy, by_name, choose
 
@@ -74,6 +74,13 @@ def test_deep_stacks_are_never_unrolled_and_candidates_differ(platform):
     assert all(policy.scan for policy in found)
     assert len(set(found)) == len(found)
     assert {policy.activations for policy in found} == {"float32" if platform == "cpu" else "bfloat16"}
+
+
+def test_stages_attend_by_what_a_compiler_can_share_out():
+    staged = dataclasses.replace(RUN, mesh=MeshConfig(stage=2, data=1))
+    found, alone = (policies.candidates(run, operands="bfloat16", platform="tpu") for run in (staged, RUN))
+    assert {policy.attention for policy in found} == {"blocked"}
+    assert {policy.attention for policy in alone} == {"splash", "blocked"}
 
 
 def test_the_layers_that_are_measured_are_the_runs_own():

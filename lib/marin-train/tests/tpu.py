@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from marin_train.configs import Component, DataConfig, MeshConfig, ModelConfig, TrainConfig
 from marin_train.losses import Batch
 from marin_train.mesh import make_mesh, sharding
-from marin_train.policy import Policy
+from marin_train.policy import Policy, candidates
 from marin_train.train_step import make_train_step, state_template
 
 # It would ask the cloud's metadata server what machine this is.
@@ -67,7 +67,7 @@ def _compiled(mesh: Mesh, config: TrainConfig, policy: Policy) -> Any:
     "axes", [{}, {"model": 2}, {"context": 2}, {"stage": 2}], ids=["data", "model", "context", "stage"]
 )
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_a_step_with_splash_attention_compiles_and_fits(
+def test_a_step_compiles_by_the_first_candidate_and_fits(
     family: Any, axes: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The program is built for the mesh's devices; what is asked of the process is what it would run on.
@@ -96,12 +96,12 @@ def test_a_step_with_splash_attention_compiles_and_fits(
         mesh=MeshConfig(**axes),
         accumulation=4 if "stage" in axes else 1,
     )
-    policy = Policy(operands="bfloat16", activations="bfloat16", attention="splash", remat="named", scan=True)
+    policy = candidates(config, operands="bfloat16", platform="tpu")[0]
     program = _compiled(mesh, config, policy)
     memory = program.memory_analysis()
     assert memory.argument_size_in_bytes + memory.temp_size_in_bytes < HBM_BYTES
-    # A ring attends by its own code; elsewhere the kernel is Mosaic's.
-    assert ("tpu_custom_call" in program.as_text()) == ("context" not in axes)
+    # A ring attends by its own code, and a stage by blocks; elsewhere the kernel is Mosaic's.
+    assert ("tpu_custom_call" in program.as_text()) == (axes in ({}, {"model": 2}))
     shapes = jax.tree.leaves(state_template(config, mesh=mesh))
     held = 4 * sum(np.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in shapes)
     assert memory.argument_size_in_bytes < 1.2 * held + 2**20

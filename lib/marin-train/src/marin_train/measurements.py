@@ -85,6 +85,7 @@ def _key(config: TrainConfig) -> dict[str, Any]:
         "policy": config.policy,
         "batch": [config.batch_size, config.data.seq_len],
         "model": dataclasses.asdict(config.model),
+        "mesh": dataclasses.asdict(config.mesh),
     }
 
 

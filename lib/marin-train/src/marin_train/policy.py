@@ -150,7 +150,8 @@ def candidates(config: "TrainConfig", *, operands: Precision, platform: str) -> 
         operands: the type whose products are fastest.
         platform: jax's name of the backend, ``cpu``, ``gpu`` or ``tpu``: only there do some kernels exist. On the
             latter two, which have element-wise bfloat16, activations are as narrow as operands; and a stack of two
-            layers says nothing about what would fit, so that layers are recomputed.
+            layers says nothing about what would fit, so that layers are recomputed. A pipeline's stages leave other
+            axes to the compiler, which cannot share out a kernel of Mosaic's.
     """
     if platform == "cpu":
         looped = Policy(operands=operands, attention="blocked", remat="full", scan=True)
@@ -159,7 +160,7 @@ def candidates(config: "TrainConfig", *, operands: Precision, platform: str) -> 
     kernel: Backend = "splash" if platform == "tpu" else "dot_product"
     return [
         Policy(operands=operands, activations=operands, attention=attention, remat=remat, scan=True)
-        for attention in (kernel, "blocked")
+        for attention in (("blocked",) if kernel == "splash" and config.mesh.stage > 1 else (kernel, "blocked"))
         for remat in ("named", "full")
     ]
 
