@@ -2,9 +2,9 @@
 
 Choosing a policy takes seconds, most of them compiling, and is the machine's more than the run's. The choice is kept
 below the user's cache directory, so that the next run of that shape on this machine starts without, and computes alike.
-Whatever may change a choice is in the key that it is kept under: the versions of what computes, the devices, the
-shapes. Rates of products take half a second and are measured at every first start; of what was kept and what is
-measured the better one holds, because a peak that was measured on a busy machine is none.
+Whatever may change a choice is in the key that it is kept under: the versions of what computes, the devices and their
+mesh, the shapes. Rates of products take half a second and are measured at every first start; of what was kept and what
+is measured the better one holds, because a peak that was measured on a busy machine is none.
 
 What is kept decides the speed and the last digits of a new run, never those of one that goes on: a run's own record
 comes first (`marin_train.run_record`).

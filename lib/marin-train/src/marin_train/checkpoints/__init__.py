@@ -14,7 +14,8 @@ Invariants kept here:
 - *Never two states.* Arrays are read into their places on the target's mesh, whatever mesh they were saved from.
 
 A file an idea: `cadence` (after which steps), `snapshots` (the step is blocked only while the state is copied),
-`writing`, `reading`, `arrays` (all of Orbax), `retention` (what lies in a directory, and what may be removed).
+`writing`, `reading`, `arrays` (all of Orbax), `memory` (what a restore frees goes back), `retention` (what lies in a
+directory, and what may be removed).
 """
 
 from marin_train.checkpoints.arrays import named_leaves
