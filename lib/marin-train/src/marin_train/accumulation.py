@@ -30,15 +30,23 @@ class LossGradients(NamedTuple):
         gradients: of the objective, a mean over the unmasked tokens; as the model, float32.
         loss: mean cross-entropy of the unmasked tokens, nats; 0 where there is none.
         num_tokens: the number of unmasked tokens.
+        routing: what was counted of the routing, in a model of experts; None elsewhere.
     """
 
     gradients: Any
     loss: Float[Array, ""]
     num_tokens: Int[Array, ""]
+    routing: Any = None
 
 
 def loss_gradients(
-    costs: Callable[[Any, Batch], LossSums], model: Any, batch: Batch, *, num_parts: int, mesh: Mesh
+    costs: Callable[[Any, Batch], LossSums],
+    model: Any,
+    batch: Batch,
+    *,
+    num_parts: int,
+    mesh: Mesh,
+    merge: Callable[[Any, Any], Any] | None = None,
 ) -> LossGradients:
     """Loss and gradients of a batch gone through in so many parts.
 
@@ -48,25 +56,30 @@ def loss_gradients(
         batch: its rows divide by ``num_parts`` times the mesh's data shares.
         num_parts: 1 goes through it at once.
         mesh: the devices that the batch is spread over.
+        merge: what was counted of the routing in two parts, to that in both; None where nothing is.
     """
     num_tokens = jnp.sum(batch.loss_mask, dtype=jnp.int32)
     scale = 1.0 / jnp.maximum(num_tokens, 1).astype(jnp.float32)
 
-    def share(model: Any, part: Batch) -> tuple[Array, Array]:
+    def share(model: Any, part: Batch) -> tuple[Array, tuple[Array, Any]]:
         sums = costs(model, part)
-        return sums.objective * scale, sums.cross_entropy * scale
+        return sums.objective * scale, (sums.cross_entropy * scale, sums.routing)
 
     gradient = jax.grad(share, has_aux=True)
     if num_parts == 1:
-        gradients, loss = gradient(model, batch)
-        return LossGradients(gradients, loss, num_tokens)
+        gradients, (loss, routing) = gradient(model, batch)
+        return LossGradients(gradients, loss, num_tokens, routing)
 
-    def add(total: tuple[Any, Array], part: Batch) -> tuple[tuple[Any, Array], None]:
-        return jax.tree.map(jnp.add, total, gradient(model, part)), None
+    def add(total: Any, part: Batch) -> tuple[Any, None]:
+        (gradients, (loss, routing)), (more, (cost, others)) = total, gradient(model, part)
+        routing = None if merge is None else merge(routing, others)
+        return (jax.tree.map(jnp.add, gradients, more), (loss + cost, routing)), None
 
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), model), jnp.zeros(())
-    (gradients, loss), _ = jax.lax.scan(add, nothing, in_parts(batch, num_parts, mesh=mesh))
-    return LossGradients(gradients, loss, num_tokens)
+    parts = in_parts(batch, num_parts, mesh=mesh)
+    nothing = jax.eval_shape(gradient, model, jax.tree.map(lambda rows: rows[0], parts))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), nothing)
+    (gradients, (loss, routing)), _ = jax.lax.scan(add, nothing, parts)
+    return LossGradients(gradients, loss, num_tokens, routing)
 
 
 def in_parts(batch: Batch, num_parts: int, *, mesh: Mesh) -> Batch:

@@ -26,7 +26,7 @@ from marin_train.blocks import contract
 from marin_train.configs import ModelConfig
 from marin_train.mesh import RULES, axis_sizes, over_mesh
 from marin_train.models import family
-from marin_train.models.decoder import forward, logits
+from marin_train.models.decoder import logits, routed_forward
 from marin_train.policy import Policy
 
 BLOCK_TOKENS = {"cpu": 512}
@@ -69,11 +69,13 @@ class LossSums(NamedTuple):
         objective: sum over unmasked tokens of the cross-entropy plus the z-loss.
         cross_entropy: that of the cross-entropy alone, nats.
         num_tokens: the number of unmasked tokens.
+        routing: what was counted of the routing, in a model of experts (`marin_train.moe.Routing`).
     """
 
     objective: Float[Array, ""]
     cross_entropy: Float[Array, ""]
     num_tokens: Int[Array, ""]
+    routing: Any = None
 
 
 def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq"]:
@@ -98,8 +100,8 @@ def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Polic
         return _joined(losses, seq_len=hidden.shape[1])
 
     run, sizes = over_mesh(walk, inputs=(_HIDDEN, _HEAD, _TOKENS), outputs=_TOKENS)
-    hidden, head = _hidden(model, batch, config=config, policy=policy), family(config).head(model)
-    return run(hidden, head, batch.tokens[:, 1:])
+    hidden, _ = _hidden(model, batch, config=config, policy=policy)
+    return run(hidden, family(config).head(model), batch.tokens[:, 1:])
 
 
 def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy, z_loss: float = 0.0) -> LossSums:
@@ -112,8 +114,9 @@ def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy
         policy: how its products are computed.
         z_loss: weight of the squared log-normaliser in the objective.
     """
+    hidden, routing = _hidden(model, batch, config=config, policy=policy)
     objective, cross_entropy = summed_cross_entropy(
-        _hidden(model, batch, config=config, policy=policy),
+        hidden,
         family(config).head(model),
         targets=batch.tokens[:, 1:],
         mask=batch.loss_mask,
@@ -121,11 +124,18 @@ def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy
         config=config,
         policy=policy,
     )
-    return LossSums(objective, cross_entropy, jnp.sum(batch.loss_mask, dtype=jnp.int32))
+    num_tokens = jnp.sum(batch.loss_mask, dtype=jnp.int32)
+    if routing is not None:
+        # A mean over the layers and the tokens that were routed, weighed as the loss is: by the tokens that count.
+        share = num_tokens / jnp.maximum(routing.num_tokens[0], 1)
+        objective = objective + share * jnp.mean(routing.objective)
+    return LossSums(objective, cross_entropy, num_tokens, jax.lax.stop_gradient(routing))
 
 
-def _hidden(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq embed"]:
-    return forward(
+def _hidden(
+    model: Any, batch: Batch, *, config: ModelConfig, policy: Policy
+) -> tuple[Float[Array, "batch seq embed"], Any]:
+    return routed_forward(
         model,
         batch.tokens[:, :-1],
         config=config,

@@ -5,8 +5,8 @@ its axes, so that another way to spread a model over machines is another rule an
 
 - the batch is spread over ``replica``, ``data`` and ``expert``, and sequences over ``context``;
 - parameters and all that lies beside them (moments, averages, gradients) are spread over ``data`` by their embed dim
-  (FSDP, ZeRO-3), and over ``model`` by heads, feed-forward width and vocabulary (tensor parallel); ``replica`` holds
-  them again, so that slices meet once a step, for gradients;
+  (FSDP, ZeRO-3), and over ``model`` by heads, feed-forward width and vocabulary (tensor parallel); experts are
+  shared out over ``expert``; ``replica`` holds them again, so that slices meet once a step, for gradients;
 - between layers, sequences are spread over ``model`` too, where tensor parallelism leaves it idle (sequence parallel);
 - layers are spread over ``stage`` (`marin_train.pipeline`).
 
@@ -29,7 +29,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from marin_train.configs import MeshConfig, TrainConfig
+from marin_train.configs import MeshConfig, MoEConfig, TrainConfig
 from marin_train.errors import ConfigError
 
 AXES = ("stage", "replica", "data", "context", "expert", "model")
@@ -44,6 +44,8 @@ RULES: dict[str, tuple[str, ...]] = {
     "kv_heads": ("model",),
     "mlp": ("model",),
     "vocab": ("model",),
+    "expert": ("expert",),
+    "expert_width": ("data",),
     "layer": ("stage",),
 }
 """Mesh axes by dim. A dim that is not here is whole on every device."""
@@ -234,6 +236,7 @@ def check_run(config: TrainConfig, sizes: Mapping[str, int]) -> None:
         ("DataConfig.seq_len", config.data.seq_len, "context", sizes["context"]),
         ("ModelConfig.num_kv_heads", model.num_kv_heads, "model", sizes["model"]),
         ("ModelConfig.mlp_dim", model.mlp_dim, "model", sizes["model"]),
+        *_shares_of_experts(model.moe, sizes),
     )
     for name, value, axis, number in shares:
         if value % number:
@@ -248,6 +251,16 @@ def check_run(config: TrainConfig, sizes: Mapping[str, int]) -> None:
             f"ModelConfig.vocab_size={model.vocab_size} cannot be shared out over MeshConfig.model={sizes['model']}; "
             f"set ModelConfig.vocab_multiple to a multiple of that"
         )
+
+
+def _shares_of_experts(moe: MoEConfig | None, sizes: Mapping[str, int]) -> Iterable[tuple[str, int, str, int]]:
+    if moe is None:
+        return ()
+    widths = (("expert_dim", moe.expert_dim), ("shared_dim", moe.shared_dim))
+    return (
+        ("MoEConfig.num_experts", moe.num_experts, "expert", sizes["expert"]),
+        *((f"MoEConfig.{name}", width, "model", sizes["model"]) for name, width in widths),
+    )
 
 
 def check_batch_size(sizes: Mapping[str, int], batch_size: int, *, num_parts: int = 1) -> None:

@@ -71,6 +71,7 @@ class Parameter:
             is zero, and they are neither counted nor exported.
         multiplied: the share of the leaf that a token is multiplied by, in matrix products, on its way forward: 1 for
             a matrix, 0 for a lookup or an element-wise gain, k / num_experts for an expert.
+        first_layer: the number in that checkpoint of the first of the layers that are stacked here.
     """
 
     path: str
@@ -82,6 +83,7 @@ class Parameter:
     hf_transpose: bool = False
     padding: int = 0
     multiplied: float = 0.0
+    first_layer: int = 0
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
@@ -141,14 +143,17 @@ def gain(path: str, size: int, *, dim: str, hf_key: str, init: float = 1.0) -> P
     return Parameter(path=path, shape=(size,), dims=(dim,), role="gain", init=Constant(init), hf_key=hf_key)
 
 
-def stacked(parameters: Iterable[Parameter], *, path: str, num_layers: int, hf_key: str) -> tuple[Parameter, ...]:
-    """The parameters of identical layers, stacked along a leading layer dim.
+def stacked(
+    parameters: Iterable[Parameter], *, path: str, num_layers: int, hf_key: str, first_layer: int = 0
+) -> tuple[Parameter, ...]:
+    """The parameters of identical layers, stacked along a leading layer dim; none of no layer.
 
     Args:
         parameters: one layer's, by paths and names within the layer.
         path: where the layers are in the model.
         num_layers: how many.
         hf_key: where they are in a Hugging Face checkpoint, with ``{layer}`` for the number.
+        first_layer: the first one's number there.
     """
     return tuple(
         dataclasses.replace(
@@ -157,8 +162,10 @@ def stacked(parameters: Iterable[Parameter], *, path: str, num_layers: int, hf_k
             shape=(num_layers, *p.shape),
             dims=(LAYER, *p.dims),
             hf_key=f"{hf_key}.{p.hf_key}",
+            first_layer=first_layer,
         )
         for p in parameters
+        if num_layers
     )
 
 
@@ -238,13 +245,20 @@ def build(module: type[eqx.Module], leaves: Mapping[str, Any], *, prefix: str = 
     fields: dict[str, Any] = {}
     for name, annotation in get_type_hints(module).items():
         path = f"{prefix}{name}"
-        if isinstance(annotation, type) and issubclass(annotation, eqx.Module):
-            fields[name] = build(annotation, leaves, prefix=f"{path}.")
+        part = _module_in(annotation)
+        if part is not None and (part is annotation or any(leaf.startswith(f"{path}.") for leaf in leaves)):
+            fields[name] = build(part, leaves, prefix=f"{path}.")
         elif path in leaves or type(None) in get_args(annotation):
             fields[name] = leaves.get(path)
         else:
             raise ParameterError(f"{path} is a field of {module.__name__} but not in its parameter table; declare it")
     return module(**fields)
+
+
+def _module_in(annotation: Any) -> type[eqx.Module] | None:
+    """The module that a field holds, or may hold beside None; None of an array."""
+    found = [t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, eqx.Module)]
+    return found[0] if found else None
 
 
 def init_model(module: type[eqx.Module], table: ParameterTable, *, seed: int) -> Any:

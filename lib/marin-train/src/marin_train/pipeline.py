@@ -57,6 +57,11 @@ def check_stages(config: ModelConfig, num_stages: int) -> None:
     Raises:
         ConfigError: with the number of layers, or the period of their kinds, that the stages must divide.
     """
+    if config.moe is not None:
+        raise ConfigError(
+            f"MeshConfig.stage={num_stages}: layers of experts have no pipeline; set MeshConfig.stage=1, and share "
+            f"experts out by MeshConfig.expert"
+        )
     kinds = family(config).kinds(config)
     share, rest = divmod(len(kinds), num_stages)
     if rest:

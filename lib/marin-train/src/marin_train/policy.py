@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 Precision = Literal["float32", "bfloat16"]
 Backend = Literal["reference", "blocked", "dot_product", "splash"]
+Dispatch = Literal["oracle", "block", "ragged"]
 Remat = Literal["keep", "full", "dots", "named"]
 
 GAIN = 1.2
@@ -64,6 +65,7 @@ class Policy:
             but matrix products with weights and attention (``dots``); all but attention and what goes into it, hence
             feed-forward layers, whose arrays are the widest (``named``).
         scan: whether layers are a compiled loop rather than unrolled.
+        dispatch: what computes experts, in models that have them; see `marin_train.moe.dispatch`.
     """
 
     operands: Precision = "float32"
@@ -71,15 +73,18 @@ class Policy:
     attention: Backend = "reference"
     remat: Remat = "keep"
     scan: bool = False
+    dispatch: Dispatch = "block"
 
     @property
     def name(self) -> str:
         """Its parts joined by dashes, in order: ``bfloat16-blocked-full-unroll``.
 
-        The first is ``mixed`` where operands and activations both are bfloat16.
+        The first is ``mixed`` where operands and activations both are bfloat16; what dispatches is told where it is not
+        ``block``, behind the others: ``bfloat16-blocked-full-unroll-ragged``.
         """
         precision = "mixed" if self.activations == "bfloat16" else self.operands
-        return f"{precision}-{self.attention}-{self.remat}-{'scan' if self.scan else 'unroll'}"
+        dispatch = "" if self.dispatch == "block" else f"-{self.dispatch}"
+        return f"{precision}-{self.attention}-{self.remat}-{'scan' if self.scan else 'unroll'}{dispatch}"
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as JSON-able values."""
@@ -101,19 +106,21 @@ def by_name(name: str) -> Policy:
         if policy.name == name:
             return policy
     parts = (("float32", "bfloat16", "mixed"), get_args(Backend), get_args(Remat), ("scan", "unroll"))
+    dispatch = "|".join(d for d in get_args(Dispatch) if d != Policy.dispatch)
     raise ConfigError(
         f"TrainConfig.policy={name!r} is not a policy; use 'auto', or a name such as {Policy().name!r}, of the parts "
-        f"{' - '.join('|'.join(part) for part in parts)}"
+        f"{' - '.join('|'.join(part) for part in parts)}, and - {dispatch} where experts are computed so"
     )
 
 
 def _all() -> list[Policy]:
     return [
-        Policy(operands=operands, activations=activations, attention=attention, remat=remat, scan=scan)
+        Policy(operands=operands, activations=activations, attention=attention, remat=remat, scan=scan, dispatch=d)
         for operands, activations in (("float32", "float32"), ("bfloat16", "float32"), ("bfloat16", "bfloat16"))
         for attention in get_args(Backend)
         for remat in get_args(Remat)
         for scan in (False, True)
+        for d in get_args(Dispatch)
     ]
 
 

@@ -161,6 +161,7 @@ def _fetched(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, floa
     import jax
 
     values = jax.device_get(dict(metrics))
+    values.pop("routing", None)
     watched = {
         f"watch/{leaf}/{name}": _number(norm.item())
         for leaf, norms in values.pop("watch", {}).items()

@@ -28,6 +28,7 @@ from marin_train.configs import TrainConfig
 from marin_train.guard import GuardState, init_guard, judge, select
 from marin_train.losses import Batch, LossSums, summed_loss
 from marin_train.mesh import check_run, in_context, sharding
+from marin_train.moe import measure_routing, merge_routing, rebalanced
 from marin_train.optim import make_optimizer, make_schedule
 from marin_train.parameters import dotted, init_model, map_parameters
 from marin_train.pipeline import STAGE, check_stages, pipelined_gradients
@@ -108,7 +109,8 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
         A function of state and batch to the next state and its metrics, scalars on the device: ``loss`` (mean
         cross-entropy, nats a token; 0 where no token counts), ``grad_norm`` (over all leaves, before the clip), ``lr``,
         ``num_tokens`` (those that count in the loss), ``skipped`` (1 where the step changed nothing), ``nonfinite``
-        (steps in a row, this one included, whose loss or gradient was not finite); with ``watch`` also ``watch``: leaf
+        (steps in a row, this one included, whose loss or gradient was not finite); in a model of experts also
+        ``routing`` (see `marin_train.moe.metrics`); with ``watch`` also ``watch``: leaf
         -> the norms of ``parameter`` (before the step), ``gradient`` (before the clip) and ``update`` (as proposed).
 
     Raises:
@@ -125,7 +127,7 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
             return advance(state, batch)
 
     def advance(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Any]]:
-        gradients, loss, num_tokens = gradients_of(state.model, batch)
+        gradients, loss, num_tokens, routing = gradients_of(state.model, batch)
         grad_norm = optax.tree.norm(gradients)
         opt_state = state.opt_state if state.guard is None else _on_schedule(state.opt_state, state.step)
         updates, opt_state = optimizer.update(gradients, opt_state, state.model)
@@ -133,6 +135,8 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
         model, ema = optax.apply_updates(state.model, updates), state.ema
         if config.ema_decay is not None:
             ema = optax.incremental_update(model, ema, 1.0 - config.ema_decay)
+        if routing is not None:
+            model, ema = rebalanced(model, ema, routing, config=config.model)
         if verdict.guard is not None:
             before = (state.model, state.opt_state, state.ema)
             model, opt_state, ema = select(verdict.accepted, (model, opt_state, ema), before)
@@ -144,6 +148,8 @@ def make_train_step(config: TrainConfig, *, policy: Policy, mesh: Mesh, watch: b
             "skipped": 1 - verdict.accepted.astype(jnp.int32),
             "nonfinite": verdict.nonfinite,
         }
+        if routing is not None:
+            metrics["routing"] = measure_routing(routing, state.model, model)
         if watch:
             metrics["watch"] = _norms(parameter=state.model, gradient=gradients, update=updates)
         return TrainState(model=model, opt_state=opt_state, step=state.step + 1, ema=ema, guard=verdict.guard), metrics
@@ -169,7 +175,8 @@ def _gradients_of(config: TrainConfig, policy: Policy, mesh: Mesh) -> Callable[[
     def costs(model: Any, part: Batch) -> LossSums:
         return summed_loss(model, part, config=config.model, policy=policy, z_loss=config.z_loss)
 
-    return partial(loss_gradients, costs, **how)
+    merge = None if config.model.moe is None else partial(merge_routing, config=config.model.moe)
+    return partial(loss_gradients, costs, merge=merge, **how)
 
 
 def _draw_state(config: TrainConfig) -> TrainState:

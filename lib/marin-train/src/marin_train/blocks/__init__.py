@@ -3,7 +3,7 @@
 from marin_train.blocks.attention import Attention, Context, Past, attention_parameters, no_past
 from marin_train.blocks.contraction import contract
 from marin_train.blocks.embedding import look_up, vocabulary_parameters
-from marin_train.blocks.layers import Kind, apply_layers
+from marin_train.blocks.layers import Emitted, Kind, apply_layers
 from marin_train.blocks.mlp import GatedMLP, gated_mlp_parameters
 from marin_train.blocks.norms import rms_norm
 from marin_train.blocks.rope import Rotation, rotary, rotate
@@ -11,6 +11,7 @@ from marin_train.blocks.rope import Rotation, rotary, rotate
 __all__ = [
     "Attention",
     "Context",
+    "Emitted",
     "GatedMLP",
     "Kind",
     "Past",

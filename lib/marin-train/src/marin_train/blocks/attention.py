@@ -69,6 +69,11 @@ class Context(NamedTuple):
     segment_ids: Int[Array, "batch seq"] | None = None
     at: Int[Array, " batch"] | None = None
 
+    @property
+    def valid(self) -> Bool[Array, "batch seq"] | None:
+        """Which tokens are no padding, whose segment is 0; None for all."""
+        return None if self.segment_ids is None else self.segment_ids != 0
+
 
 class Attention(eqx.Module):
     """Projections to queries, keys and values, attention over the past, and a projection back."""

@@ -9,7 +9,7 @@ straight-line code, so the policy may unroll instead.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,19 @@ class Kind:
     rotation: Literal["global", "local"] | None = "global"
 
 
-Layer = Callable[[Kind, Any, Hidden, Any], tuple[Hidden, Any]]
+class Emitted(NamedTuple):
+    """What a layer hands on beside its output; stacked, what all layers do.
+
+    Args:
+        past: keys and values so far, where a past was given.
+        routing: what was counted of a layer of experts (`marin_train.moe.Routing`); None of others.
+    """
+
+    past: Any = None
+    routing: Any = None
+
+
+Layer = Callable[[Kind, Any, Hidden, Any], tuple[Hidden, Emitted]]
 """One layer's kind, parameters, input and share of the carried state, to its output and what it emits."""
 
 

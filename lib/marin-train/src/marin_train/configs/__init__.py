@@ -16,6 +16,7 @@ from marin_train.configs.data import (
     SimulatedEpoching,
     Stage,
 )
+from marin_train.configs.experts import MoEConfig
 from marin_train.configs.model import ModelConfig, RopeScaling
 from marin_train.configs.optimization import GuardConfig, OptimizerConfig, ScheduleConfig
 from marin_train.configs.run import BatchStage, MeshConfig, TrainConfig
@@ -26,6 +27,7 @@ __all__ = [
     "DataConfig",
     "GuardConfig",
     "MeshConfig",
+    "MoEConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PackingConfig",

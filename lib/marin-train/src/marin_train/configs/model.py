@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from marin_train.configs.checks import COUNTED_ON_DEVICE, choices, no_effect, not_negative, positive
+from marin_train.configs.experts import MoEConfig
 from marin_train.errors import ConfigError
 
 
@@ -79,11 +80,13 @@ class ModelConfig:
     head_dim: int
     """Width of a head."""
     mlp_dim: int
-    """Inner width of the feed-forward layers."""
+    """Inner width of dense feed-forward layers; 0 where every layer is one of experts."""
     max_seq_len: int
     """Tokens of the longest sequence; `DataConfig.seq_len` is at most that."""
     family: str = "llama"
-    """``llama``, ``qwen3`` or ``gemma3``, a file each in ``models/``."""
+    """``llama``, ``qwen3``, ``gemma3``, ``mixtral``, ``qwen3_moe`` or ``marin_moe``, a file each in ``models/``."""
+    moe: MoEConfig | None = None
+    """The experts, in families that have them."""
     rope_theta: float = 500_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
@@ -119,7 +122,7 @@ class ModelConfig:
             "num_heads",
             "num_kv_heads",
             "head_dim",
-            "mlp_dim",
+            *(() if self.num_dense_layers == 0 else ("mlp_dim",)),
             "max_seq_len",
             "rope_theta",
             "norm_eps",
@@ -142,7 +145,20 @@ class ModelConfig:
                     f"ModelConfig.{name}={getattr(self, name)} without a sliding_window changes nothing; set one, or "
                     f"leave it out"
                 )
+        self._check_experts()
         self._check_divisors()
+
+    def _check_experts(self) -> None:
+        if self.num_dense_layers > self.num_layers:
+            raise ConfigError(
+                f"MoEConfig.num_dense_layers={self.num_dense_layers} must be at most ModelConfig.num_layers="
+                f"{self.num_layers}"
+            )
+        if self.num_dense_layers == 0 and self.mlp_dim != 0:
+            raise ConfigError(
+                f"ModelConfig.mlp_dim={self.mlp_dim} changes nothing where every layer is one of experts; set 0, or "
+                f"give MoEConfig.num_dense_layers"
+            )
 
     def _check_divisors(self) -> None:
         pairs = (self.rotary_dim or self.head_dim) // 2
@@ -150,6 +166,11 @@ class ModelConfig:
             divisors = () if self.rope_scaling is None else getattr(self.rope_scaling, name)
             if divisors and len(divisors) != pairs:
                 raise ConfigError(f"RopeScaling.{name} has {len(divisors)} divisors, a head has {pairs} pairs to turn")
+
+    @property
+    def num_dense_layers(self) -> int:
+        """Layers whose feed-forward part is dense; they come before those of experts."""
+        return self.num_layers if self.moe is None else self.moe.num_dense_layers
 
     @property
     def padded_vocab_size(self) -> int:

@@ -11,15 +11,16 @@ from typing import Any, Protocol, cast
 
 from jaxtyping import Array, Float, Int
 
-from marin_train.blocks import Context, Kind, Past, Rotation
+from marin_train.blocks import Context, Emitted, Kind, Past, Rotation
 from marin_train.configs import ModelConfig
 from marin_train.errors import ConfigError
 from marin_train.parameters import ParameterTable
 from marin_train.policy import Policy
 
-FAMILIES = ("llama", "qwen3", "gemma3")
+FAMILIES = ("llama", "qwen3", "gemma3", "qwen3_moe")
 
 OPTIONAL = {
+    "moe": None,
     "rope_scaling": None,
     "rotary_dim": None,
     "nope_every": 0,
@@ -40,7 +41,8 @@ class Family(Protocol):
     """Those of the `OPTIONAL` fields that change a model of this family."""
 
     Model: type
-    """The equinox module whose leaves are the table's parameters; its ``layers`` are stacked on a leading dim."""
+    """The equinox module whose leaves are the table's parameters; its ``layers`` are stacked on a leading dim, and so
+    are, in families whose layers are of experts, the dense ones before them: ``lead``, or None."""
 
     def parameter_table(self, config: ModelConfig) -> ParameterTable:
         """Every parameter of a model with this configuration."""
@@ -70,7 +72,7 @@ class Family(Protocol):
         context: Context,
         config: ModelConfig,
         policy: Policy,
-    ) -> tuple[Float[Array, "batch seq embed"], Past | None]:
+    ) -> tuple[Float[Array, "batch seq embed"], Emitted]:
         """One layer; the past, where there is one, then holds its keys and values too."""
         ...
 
@@ -89,11 +91,14 @@ def family(config: ModelConfig) -> Family:
     """The family that `config` names.
 
     Raises:
-        ConfigError: there is none of that name, or `config` sets a field that it has no use for.
+        ConfigError: there is none of that name, or `config` sets a field that it has no use for, or lacks one that
+            it needs.
     """
     if config.family not in FAMILIES:
         raise ConfigError(f"ModelConfig.family={config.family!r} is not one of: {', '.join(FAMILIES)}")
     named = _module(config.family)
+    if "moe" in named.USES and config.moe is None:
+        raise ConfigError(f"ModelConfig.family={config.family!r} needs ModelConfig.moe, which states its experts")
     for field, left_out in OPTIONAL.items():
         if getattr(config, field) != left_out and field not in named.USES:
             users = [name for name in FAMILIES if field in _module(name).USES]

@@ -1,12 +1,14 @@
 """What every family's model does with its parts: tokens to hidden states, for whole sequences or token by token."""
 
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from marin_train.blocks import Context, Past, apply_layers, contract
+from marin_train.blocks import Context, Emitted, Past, apply_layers, contract
 from marin_train.configs import ModelConfig
 from marin_train.mesh import constrain
 from marin_train.models import family
@@ -30,16 +32,52 @@ def forward(
         config: the model's shape.
         policy: how this machine computes fastest.
         positions: each token's position for the rotary embedding; by default its index in the sequence.
-        segment_ids: tokens attend only within equal ids; by default the whole sequence is one segment.
+        segment_ids: tokens attend only within equal ids, and 0 is padding; by default the whole sequence is one
+            segment.
     """
+    return routed_forward(model, tokens, config=config, policy=policy, positions=positions, segment_ids=segment_ids)[0]
+
+
+def routed_forward(
+    model: Any,
+    tokens: Int[Array, "batch seq"],
+    *,
+    config: ModelConfig,
+    policy: Policy,
+    positions: Int[Array, "#batch seq"] | None = None,
+    segment_ids: Int[Array, "batch seq"] | None = None,
+) -> tuple[Float[Array, "batch seq embed"], Any]:
+    """`forward`, and what was counted of the routing in layers of experts (`marin_train.moe.Routing`), or None."""
     if positions is None:
         positions = jnp.arange(tokens.shape[1])[None]
+    context = Context(rotations=family(config).rotations(positions, config=config), segment_ids=segment_ids)
+    x, emitted = _through_layers(model, tokens, None, context=context, config=config, policy=policy)
+    return constrain(family(config).finish(model, x, config=config), "batch", "seq", None), emitted[-1].routing
+
+
+def _through_layers(
+    model: Any,
+    tokens: Int[Array, "batch seq"],
+    past: Past | None,
+    *,
+    context: Context,
+    config: ModelConfig,
+    policy: Policy,
+) -> tuple[Float[Array, "batch seq embed"], list[Emitted]]:
+    """The last layer's output, and what the layers of each stack emitted: the dense ones before those of experts."""
     parts = family(config)
-    context = Context(rotations=parts.rotations(positions, config=config), segment_ids=segment_ids)
-    layer = partial(parts.layer, context=context, config=config, policy=policy)
     x = parts.embed(model, tokens, config=config, policy=policy)
-    x, _ = apply_layers(layer, model.layers, x, kinds=parts.kinds(config), policy=policy)
-    return constrain(parts.finish(model, x, config=config), "batch", "seq", None)
+    layer = partial(parts.layer, context=context, config=config, policy=policy)
+    kinds, lead = parts.kinds(config), 0 if config.moe is None else config.moe.num_dense_layers
+    stacks = [(model.layers, slice(lead, None))]
+    if lead:
+        stacks.insert(0, (model.lead, slice(0, lead)))
+    emitted = []
+    for stack, span in stacks:
+        carried = jax.tree.map(itemgetter(span), past)
+        x, out = apply_layers(layer, stack, x, kinds=kinds[span], policy=policy, carried=carried)
+        emitted.append(out)
+    return x, emitted
 
 
 def decode(
@@ -62,12 +100,10 @@ def decode(
         policy: how operands are rounded; attention is the formula's.
     """
     positions = at[:, None] + jnp.arange(tokens.shape[1])
-    parts = family(config)
-    context = Context(rotations=parts.rotations(positions, config=config), at=at)
-    layer = partial(parts.layer, context=context, config=config, policy=policy)
-    x = parts.embed(model, tokens, config=config, policy=policy)
-    x, past = apply_layers(layer, model.layers, x, kinds=parts.kinds(config), policy=policy, carried=past)
-    return parts.finish(model, x, config=config), past
+    context = Context(rotations=family(config).rotations(positions, config=config), at=at)
+    x, emitted = _through_layers(model, tokens, past, context=context, config=config, policy=policy)
+    past = jax.tree.map(lambda *parts: jnp.concatenate(parts), *(out.past for out in emitted))
+    return family(config).finish(model, x, config=config), past
 
 
 def logits(

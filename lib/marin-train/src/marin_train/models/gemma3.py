@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 from marin_train.blocks import (
     Attention,
     Context,
+    Emitted,
     GatedMLP,
     Kind,
     Past,
@@ -138,7 +139,7 @@ def layer(
     context: Context,
     config: ModelConfig,
     policy: Policy,
-) -> tuple[Float[Array, "batch seq embed"], Past | None]:
+) -> tuple[Float[Array, "batch seq embed"], Emitted]:
     """One layer; the past, where there is one, then holds its keys and values too."""
     normed = rms_norm(x, 1.0 + parameters.attention_norm, eps=config.norm_eps)
     mixed, past = parameters.attention(
@@ -147,7 +148,7 @@ def layer(
     x = x + rms_norm(mixed, 1.0 + parameters.attention_post_norm, eps=config.norm_eps)
     normed = rms_norm(x, 1.0 + parameters.mlp_norm, eps=config.norm_eps)
     out = parameters.mlp(normed, activation="gelu_tanh", policy=policy)
-    return x + rms_norm(out, 1.0 + parameters.mlp_post_norm, eps=config.norm_eps), past
+    return x + rms_norm(out, 1.0 + parameters.mlp_post_norm, eps=config.norm_eps), Emitted(past)
 
 
 def finish(model: Model, x: Float[Array, "batch seq embed"], *, config: ModelConfig) -> Float[Array, "batch seq embed"]:

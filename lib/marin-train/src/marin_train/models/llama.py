@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from marin_train.blocks import (
     Attention,
     Context,
+    Emitted,
     GatedMLP,
     Kind,
     Past,
@@ -113,13 +114,13 @@ def layer(
     context: Context,
     config: ModelConfig,
     policy: Policy,
-) -> tuple[Float[Array, "batch seq embed"], Past | None]:
+) -> tuple[Float[Array, "batch seq embed"], Emitted]:
     """One layer; the past, where there is one, then holds its keys and values too."""
     normed = rms_norm(x, parameters.attention_norm, eps=config.norm_eps)
     mixed, past = parameters.attention(normed, past, context=context, kind=kind, config=config, policy=policy)
     x = x + mixed
     normed = rms_norm(x, parameters.mlp_norm, eps=config.norm_eps)
-    return x + parameters.mlp(normed, activation="silu", policy=policy), past
+    return x + parameters.mlp(normed, activation="silu", policy=policy), Emitted(past)
 
 
 def finish(model: Model, x: Float[Array, "batch seq embed"], *, config: ModelConfig) -> Float[Array, "batch seq embed"]:

@@ -1,0 +1,35 @@
+"""No balance at all: the experts with the highest scores, whatever their load. What the other rules are measured by."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from marin_train.configs import MoEConfig
+from marin_train.moe.balance import Balanced
+from marin_train.moe.routing import Scores
+
+IS_CAUSAL = True
+
+
+def balance(
+    scores: Scores,
+    bias: Float[Array, " experts"] | None,
+    *,
+    valid: Bool[Array, "batch seq"] | None,
+    config: MoEConfig,
+) -> Balanced:
+    """See `marin_train.moe.balance.Rule`."""
+    _, chosen = jax.lax.top_k(jax.lax.stop_gradient(scores), config.top_k)
+    return Balanced(chosen, jnp.zeros(()))
+
+
+def merge(a: Any, b: Any) -> Any:
+    """Nothing is counted."""
+    return None
+
+
+def updated(bias: Float[Array, "*layer experts"], counts: Any, *, config: MoEConfig) -> Array:
+    """There is no bias to move."""
+    return bias
