@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from marin_train.losses import Batch, LossSums
+from marin_train.losses import Batch, LossSums, num_routed
 from marin_train.mesh import sharding
 
 
@@ -60,10 +60,12 @@ def loss_gradients(
     """
     num_tokens = jnp.sum(batch.loss_mask, dtype=jnp.int32)
     scale = 1.0 / jnp.maximum(num_tokens, 1).astype(jnp.float32)
+    routed_scale = 1.0 / jnp.maximum(num_routed(batch), 1)
 
     def share(model: Any, part: Batch) -> tuple[Array, tuple[Array, Any]]:
         sums = costs(model, part)
-        return sums.objective * scale, (sums.cross_entropy * scale, sums.routing)
+        objective = sums.objective * scale + sums.auxiliary * routed_scale
+        return objective, (sums.cross_entropy * scale, sums.routing)
 
     gradient = jax.grad(share, has_aux=True)
     if num_parts == 1:

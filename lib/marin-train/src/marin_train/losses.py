@@ -62,20 +62,28 @@ class Batch(NamedTuple):
 
 
 class LossSums(NamedTuple):
-    """What a batch, or a part of one, costs; divided by the global batch's `num_tokens`, its loss. Only `objective` has
-    a gradient.
+    """What a batch, or a part of one, costs; divided by the global batch's `num_tokens`, its loss. Only `objective` and
+    `auxiliary` have a gradient.
 
     Args:
         objective: sum over unmasked tokens of the cross-entropy plus the z-loss.
         cross_entropy: that of the cross-entropy alone, nats.
         num_tokens: the number of unmasked tokens.
         routing: what was counted of the routing, in a model of experts (`marin_train.moe.Routing`).
+        auxiliary: mean over the layers of experts of what their routing adds to the objective, a sum over the tokens
+            that are no padding; it is divided by the global batch's number of those.
     """
 
     objective: Float[Array, ""]
     cross_entropy: Float[Array, ""]
     num_tokens: Int[Array, ""]
     routing: Any = None
+    auxiliary: Float[Array, ""] | float = 0.0
+
+
+def num_routed(batch: Batch) -> Int[Array, ""] | int:
+    """Tokens of a batch that are no padding, which are those that routers see."""
+    return batch.loss_mask.size if batch.segment_ids is None else jnp.sum(batch.segment_ids != 0, dtype=jnp.int32)
 
 
 def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy) -> Float[Array, "batch seq"]:
@@ -124,12 +132,13 @@ def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy
         config=config,
         policy=policy,
     )
-    num_tokens = jnp.sum(batch.loss_mask, dtype=jnp.int32)
-    if routing is not None:
-        # A mean over the layers and the tokens that were routed, weighed as the loss is: by the tokens that count.
-        share = num_tokens / jnp.maximum(routing.num_tokens[0], 1)
-        objective = objective + share * jnp.mean(routing.objective)
-    return LossSums(objective, cross_entropy, num_tokens, jax.lax.stop_gradient(routing))
+    return LossSums(
+        objective,
+        cross_entropy,
+        jnp.sum(batch.loss_mask, dtype=jnp.int32),
+        jax.lax.stop_gradient(routing),
+        0.0 if routing is None else jnp.mean(routing.objective),
+    )
 
 
 def _hidden(
