@@ -36,7 +36,7 @@ class WandbTracker:
             name=self._out_dir.name,
             id=self._id(),
             resume="allow",
-            dir=self._out_dir,
+            dir=str(self._out_dir),
             config=dict(record),
             settings=wandb.Settings(silent=True, console="off"),
         )
