@@ -70,7 +70,7 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
         *attention_parameters("attention", config, hf_key="self_attn", qk_norm=True),
         gain("mlp_norm", hidden, dim="embed", hf_key="post_attention_layernorm.weight"),
     )
-    dense = gated_mlp_parameters("mlp", hidden, mlp_dim=config.mlp_dim, hf_key="mlp")
+    dense = gated_mlp_parameters("mlp", hidden, mlp_dim=config.mlp_dim, hf_key="mlp") if lead else ()
     gate, up, down = (f"mlp.experts.{{expert}}.{name}_proj.weight" for name in ("gate", "up", "down"))
     mixture = mixture_parameters(
         "mlp", config, router_key="mlp.gate.weight", expert_keys=(gate, up, down), hf_key="mlp"
