@@ -108,7 +108,7 @@ def token_losses(model: Any, batch: Batch, *, config: ModelConfig, policy: Polic
         return _joined(losses, seq_len=hidden.shape[1])
 
     run, sizes = over_mesh(walk, inputs=(_HIDDEN, _HEAD, _TOKENS), outputs=_TOKENS)
-    hidden, _ = _hidden(model, batch, config=config, policy=policy)
+    hidden, _ = _hidden(model, batch, learns=False, config=config, policy=policy)
     return run(hidden, family(config).head(model), batch.tokens[:, 1:])
 
 
@@ -122,7 +122,7 @@ def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy
         policy: how its products are computed.
         z_loss: weight of the squared log-normaliser in the objective.
     """
-    hidden, routing = _hidden(model, batch, config=config, policy=policy)
+    hidden, routing = _hidden(model, batch, learns=True, config=config, policy=policy)
     objective, cross_entropy = summed_cross_entropy(
         hidden,
         family(config).head(model),
@@ -142,7 +142,7 @@ def summed_loss(model: Any, batch: Batch, *, config: ModelConfig, policy: Policy
 
 
 def _hidden(
-    model: Any, batch: Batch, *, config: ModelConfig, policy: Policy
+    model: Any, batch: Batch, *, learns: bool, config: ModelConfig, policy: Policy
 ) -> tuple[Float[Array, "batch seq embed"], Any]:
     return routed_forward(
         model,
@@ -151,6 +151,7 @@ def _hidden(
         policy=policy,
         positions=batch.positions,
         segment_ids=batch.segment_ids,
+        learns=learns,
     )
 
 

@@ -63,11 +63,13 @@ class Context(NamedTuple):
         rotations: the turns of queries and keys, by the name that a `Kind` gives.
         segment_ids: tokens attend only within equal ids; None where a whole sequence is one segment.
         at: in each sequence, the index of the first token behind those of the past; None without a past.
+        learns: whether this is a step of training.
     """
 
     rotations: dict[str, Rotation]
     segment_ids: Int[Array, "batch seq"] | None = None
     at: Int[Array, " batch"] | None = None
+    learns: bool = False
 
     @property
     def valid(self) -> Bool[Array, "batch seq"] | None:

@@ -46,11 +46,16 @@ def routed_forward(
     policy: Policy,
     positions: Int[Array, "#batch seq"] | None = None,
     segment_ids: Int[Array, "batch seq"] | None = None,
+    learns: bool = False,
 ) -> tuple[Float[Array, "batch seq embed"], Any]:
-    """`forward`, and what was counted of the routing in layers of experts (`marin_train.moe.Routing`), or None."""
+    """`forward`, and what was counted of the routing in layers of experts (`marin_train.moe.Routing`), or None.
+
+    `learns` says whether this is a step of training, where experts may be chosen by what only a batch can tell.
+    """
     if positions is None:
         positions = jnp.arange(tokens.shape[1])[None]
-    context = Context(rotations=family(config).rotations(positions, config=config), segment_ids=segment_ids)
+    rotations = family(config).rotations(positions, config=config)
+    context = Context(rotations=rotations, segment_ids=segment_ids, learns=learns)
     x, emitted = _through_layers(model, tokens, None, context=context, config=config, policy=policy)
     return constrain(family(config).finish(model, x, config=config), "batch", "seq", None), emitted[-1].routing
 

@@ -132,7 +132,7 @@ def layer(
     normed = rms_norm(x, parameters.mlp_norm, eps=config.norm_eps)
     if isinstance(parameters, DenseLayer):
         return x + parameters.mlp(normed, activation="silu", policy=policy), Emitted(past)
-    mixed, routing = parameters.mlp(normed, valid=context.valid, config=config, policy=policy)
+    mixed, routing = parameters.mlp(normed, valid=context.valid, learns=context.learns, config=config, policy=policy)
     return x + mixed, Emitted(past, routing)
 
 

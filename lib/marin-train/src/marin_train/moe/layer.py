@@ -41,6 +41,7 @@ class MixtureOfExperts(eqx.Module):
         x: Float[Array, "batch seq embed"],
         *,
         valid: Bool[Array, "batch seq"] | None,
+        learns: bool,
         config: ModelConfig,
         policy: Policy,
     ) -> tuple[Float[Array, "batch seq embed"], Routing]:
@@ -49,6 +50,7 @@ class MixtureOfExperts(eqx.Module):
         Args:
             x: the tokens.
             valid: which are no padding; None for all.
+            learns: whether this is a step of training.
             config: the model's shape.
             policy: how products are computed.
         """
@@ -56,7 +58,7 @@ class MixtureOfExperts(eqx.Module):
         assert moe is not None
         x = constrain(x, "batch", "seq", None)
         scores = _scores(x, self.router)
-        balanced = rule(moe).balance(scores, self.router_bias, valid=valid, config=moe)
+        balanced = rule(moe, learns=learns).balance(scores, self.router_bias, valid=valid, config=moe)
         routes = weigh(scores, balanced.chosen, valid=valid, config=moe)
         rows = x
         if self.down is not None and self.latent_norm is not None:

@@ -88,8 +88,7 @@ def weigh(
         config: how weights are made.
     """
     nowhere = scores.shape[-1]
-    if valid is not None:
-        chosen = jnp.where(valid[..., None], chosen, nowhere)
+    chosen = routed(chosen, valid, nowhere=nowhere)
     shares = jax.nn.softmax(scores, axis=-1) if config.combine == "softmax" else jax.nn.sigmoid(scores)
     weights = jnp.take_along_axis(shares, jnp.minimum(chosen, nowhere - 1), axis=-1)
     weights = jnp.where(chosen < nowhere, weights, 0.0)
@@ -97,6 +96,13 @@ def weigh(
         total = jnp.sum(weights, axis=-1, keepdims=True)
         weights = weights / jnp.where(total > 0, total, 1.0)
     return Routes(chosen, config.scale * weights)
+
+
+def routed(
+    chosen: Int[Array, "batch seq slots"], valid: Bool[Array, "batch seq"] | None, *, nowhere: int
+) -> Int[Array, "batch seq slots"]:
+    """What is chosen, and nowhere for padding."""
+    return chosen if valid is None else jnp.where(valid[..., None], chosen, nowhere)
 
 
 def loads(experts: Int[Array, "batch seq slots"], num_experts: int) -> Int[Array, " experts"]:

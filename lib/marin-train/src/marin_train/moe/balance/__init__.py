@@ -34,7 +34,8 @@ class Rule(Protocol):
     """What a module in this package offers."""
 
     IS_CAUSAL: bool
-    """Whether a token's experts depend on no token after it."""
+    """Whether a token's experts depend on no token after it. Under a rule where they do, a model that is evaluated or
+    generates chooses by the scores alone."""
 
     def balance(
         self,
@@ -64,7 +65,11 @@ class Rule(Protocol):
         ...
 
 
-def rule(config: MoEConfig) -> Rule:
-    """The rule that the configuration names."""
-    name = {"none": "unbalanced"}.get(config.balance, config.balance)
+def rule(config: MoEConfig, *, learns: bool = True) -> Rule:
+    """The rule that the configuration names; for a model that does not learn, one that is causal."""
+    named = _module({"none": "unbalanced"}.get(config.balance, config.balance))
+    return named if learns or named.IS_CAUSAL else _module("unbalanced")
+
+
+def _module(name: str) -> Rule:
     return cast(Rule, importlib.import_module(f"marin_train.moe.balance.{name}"))
