@@ -11,7 +11,7 @@ from marin_train.policy import Policy
 
 
 def compute_all(
-    x: Float[Array, "tokens width"], routes: Routes, experts: Experts, *, policy: Policy
+    x: Float[Array, "tokens width"], routes: Routes, experts: Experts, *, num_expected: int, policy: Policy
 ) -> tuple[Float[Array, "tokens width"], Int[Array, ""]]:
     """See `marin_train.moe.dispatch.Body`."""
     gate = contract("td,edf->etf", x, experts.gate, policy=policy)

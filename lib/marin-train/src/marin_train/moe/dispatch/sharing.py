@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from marin_train.configs import MoEConfig
 from marin_train.errors import ConfigError
 from marin_train.mesh import over_mesh
+from marin_train.moe.dispatch.block import compute_blocks
 from marin_train.moe.dispatch.oracle import compute_all
 from marin_train.moe.experts import Experts
 from marin_train.moe.routing import Routes, Traffic, over_tokens
@@ -19,7 +20,7 @@ class Body(Protocol):
     """What computes one device's tokens with one device's experts."""
 
     def __call__(
-        self, x: Float[Array, "tokens width"], routes: Routes, experts: Experts, *, policy: Policy
+        self, x: Float[Array, "tokens width"], routes: Routes, experts: Experts, *, num_expected: int, policy: Policy
     ) -> tuple[Float[Array, "tokens width"], Int[Array, ""]]:
         """The weighted sum of each token's experts' results, and how many rows were computed, filling included.
 
@@ -27,12 +28,13 @@ class Body(Protocol):
             x: the tokens.
             routes: to these experts; the number of experts is nowhere.
             experts: those of this device.
+            num_expected: routes that lead to these experts where loads are balanced; how many do is not known before.
             policy: the precision of products.
         """
         ...
 
 
-BODIES: dict[str, Body] = {"oracle": compute_all}
+BODIES: dict[str, Body] = {"oracle": compute_all, "block": compute_blocks}
 """What computes, by its name in a policy."""
 
 
@@ -69,7 +71,9 @@ def dispatch(
         flat = Routes(chosen.reshape(-1, slots), weights.reshape(-1, slots))
         if sizes["expert"] > 1:
             raise ConfigError("experts on several devices")
-        output, computed = BODIES[policy.dispatch](rows, flat, Experts(gate, up, down), policy=policy)
+        output, computed = BODIES[policy.dispatch](
+            rows, flat, Experts(gate, up, down), num_expected=len(rows) * config.top_k, policy=policy
+        )
         none = jnp.zeros((), jnp.int32)
         traffic = over_tokens(Traffic(computed, none, none), sizes)
         output = jax.lax.psum(output, "model") if sizes["model"] > 1 else output
