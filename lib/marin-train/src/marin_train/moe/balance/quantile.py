@@ -7,11 +7,11 @@ step of coordinate descent on the dual of the balanced-assignment problem: no lo
 bias holds from the next batch on. A gain g moves it by that share of the way.
 
 Quantiles are taken from counts, so that they are those of a whole batch however it lies on devices and in parts. All
-is in integers: how far a bias must rise for a token to choose the expert, ``alpha - s - b``, is rounded to 2**-16 and
+is in integers: how far a bias must rise for a token to choose the expert, ``alpha - s - b``, is rounded to 2**-20 and
 counted in bins around 0, which is the bias as it was. A bin's width is 2**level units, with the least level at which
 all values fall into a bin; where another part's or device's values reach further, bins are merged in pairs until they
 fit, which comes to the same as having counted in wide bins at once. Nothing is clipped, nothing depends on an order,
-and the bias, a multiple of 2**-16 too, is equal to the bit on every mesh and for any number of parts.
+and the bias, a multiple of 2**-20 too, is equal to the bit on every mesh and for any number of parts.
 
 See: science of the balanced assignment in Lewis et al. 2021, "BASE Layers" (arXiv 2103.16716); Wang et al. 2024,
 "Auxiliary-Loss-Free Load Balancing" (arXiv 2408.15664), for a bias that moves choices and not weights.
@@ -31,16 +31,13 @@ from marin_train.moe.routing import Scores, over_tokens
 IS_CAUSAL = True
 
 NUM_BINS = 1024
-"""Bins an expert. Values within 32 of the bias are counted to 1/16, those within 8 to 1/64, and so on."""
+"""Bins an expert. Where all values lie within 8 of the bias, a bin is 1/64 wide; within 16, 1/32; and so on."""
 
-UNIT = 2.0**-16
-"""What the bias is a multiple of."""
+UNIT = 2.0**-20
+"""What distances and biases are multiples of: as fine as float32 tells scores between 8 and 16 apart."""
 
-_FURTHEST = 2**30
-"""Distances beyond are counted as this one, which is 16,384: in float32 such scores have lost their fractions."""
-
-_LARGEST = 2**24 - 1
-"""Units that a bias may have: float32 holds them all to the last, up to 256."""
+_FURTHEST = 2**29
+"""Units, as many as make 512: distances beyond are counted as this one, and no bias is larger."""
 
 
 class Counts(NamedTuple):
@@ -126,7 +123,7 @@ def updated(bias: Float[Array, "*layer experts"], counts: Counts, *, config: MoE
     moved = quantile(counts, config.top_k, config.num_experts)
     if config.strength != 1.0:
         moved = jnp.round(config.strength * moved.astype(jnp.float32)).astype(jnp.int32)
-    after = jnp.clip(_centred(before + moved), -_LARGEST, _LARGEST)
+    after = jnp.clip(_centred(before + moved), -_FURTHEST, _FURTHEST)
     some = (counts.num_tokens[..., None] > 0) & (config.top_k < config.num_experts)
     return jnp.where(some, after.astype(jnp.float32) * UNIT, bias)
 

@@ -1,5 +1,6 @@
 """From whole arrays to what each device computes of them, and back."""
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import jax
@@ -7,10 +8,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marin_train.configs import MoEConfig
-from marin_train.errors import ConfigError
 from marin_train.mesh import over_mesh
+from marin_train.moe.dispatch.admission import AXIS, admit
+from marin_train.moe.dispatch.all_to_all import travel_at_once
 from marin_train.moe.dispatch.block import compute_blocks
 from marin_train.moe.dispatch.oracle import compute_all
+from marin_train.moe.dispatch.ring import travel_round
 from marin_train.moe.experts import Experts
 from marin_train.moe.routing import Routes, Traffic, over_tokens
 from marin_train.policy import Policy
@@ -36,6 +39,10 @@ class Body(Protocol):
 
 BODIES: dict[str, Body] = {"oracle": compute_all, "block": compute_blocks}
 """What computes, by its name in a policy."""
+
+
+EXCHANGES = {"all_to_all": (travel_at_once, False), "ring": (travel_round, True)}
+"""How rows travel, by `MoEConfig.exchange`; and whether a device sees the tokens of one other at a time, or of all."""
 
 
 class Dispatched(NamedTuple):
@@ -64,20 +71,27 @@ def dispatch(
         config: how routes travel where experts are on several devices.
         policy: names the body, and the precision of its products.
     """
-    nowhere = experts.num_experts
+    num_experts = experts.num_experts
 
     def share(x: Array, chosen: Array, weights: Array, gate: Array, up: Array, down: Array) -> Dispatched:
         rows, slots = x.reshape(-1, x.shape[-1]), chosen.shape[-1]
         flat = Routes(chosen.reshape(-1, slots), weights.reshape(-1, slots))
-        if sizes["expert"] > 1:
-            raise ConfigError("experts on several devices")
-        output, computed = BODIES[policy.dispatch](
-            rows, flat, Experts(gate, up, down), num_expected=len(rows) * config.top_k, policy=policy
-        )
-        none = jnp.zeros((), jnp.int32)
-        traffic = over_tokens(Traffic(computed, none, none), sizes)
+        here, expected = Experts(gate, up, down), len(rows) * config.top_k
+        compute = partial(BODIES[policy.dispatch], experts=here, policy=policy)
+        if sizes[AXIS] == 1:
+            output, computed = compute(rows, flat, num_expected=expected)
+            survived, none = chosen < num_experts, jnp.zeros((), jnp.int32)
+            traffic = Traffic(computed, none, none)
+        else:
+            group = {"num_here": here.num_experts, "num_devices": sizes[AXIS]}
+            admitted = admit(flat.experts, num_experts=num_experts, num_devices=sizes[AXIS], config=config)
+            travel, visits = EXCHANGES[config.exchange]
+            arriving = partial(compute, num_expected=expected // (sizes[AXIS] if visits else 1))
+            output, computed = travel(rows, flat, admitted, arriving, **group)
+            survived = admitted.survived.reshape(chosen.shape)
+            traffic = Traffic(computed, admitted.dropped_by_sender, admitted.dropped_by_receiver)
         output = jax.lax.psum(output, "model") if sizes["model"] > 1 else output
-        return Dispatched(output.reshape(x.shape), chosen < nowhere, traffic)
+        return Dispatched(output.reshape(x.shape), survived, over_tokens(traffic, sizes))
 
     rows, matrix = ("batch", "seq", None), ("expert", None, "mlp")
     run, sizes = over_mesh(
