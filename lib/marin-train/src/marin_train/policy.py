@@ -165,10 +165,12 @@ def candidates(config: "TrainConfig", *, operands: Precision, platform: str) -> 
         straight = Policy(operands=operands, attention="blocked", remat="keep", scan=False)
         return [looped, straight] if config.model.num_layers <= UNROLLED_LAYERS else [looped]
     kernel: Backend = "splash" if platform == "tpu" else "dot_product"
+    dispatches: tuple[Dispatch, ...] = ("block",) if config.model.moe is None else ("ragged", "block")
     return [
-        Policy(operands=operands, activations=operands, attention=attention, remat=remat, scan=True)
+        Policy(operands=operands, activations=operands, attention=attention, remat=remat, scan=True, dispatch=dispatch)
         for attention in (("blocked",) if kernel == "splash" and config.mesh.stage > 1 else (kernel, "blocked"))
         for remat in ("named", "full")
+        for dispatch in dispatches
     ]
 
 
@@ -225,17 +227,26 @@ def _best_seconds(runs: dict[Policy, Callable[[], object]]) -> dict[Policy, floa
 def _layers_probe(config: "TrainConfig", *, policy: Policy, seq_len: int) -> Callable[[], object]:
     import jax
     import jax.numpy as jnp
+    import numpy as np
 
     from marin_train import models
     from marin_train.models.decoder import forward
     from marin_train.parameters import build
 
-    shape = dataclasses.replace(config.model, num_layers=min(2, config.model.num_layers), vocab_size=256)
-    family = models.family(shape)
-    leaves = {p.path: jnp.full(p.shape, 0.02) for p in family.parameter_table(shape)}
+    num_layers = min(2, config.model.num_layers)
+    shape = dataclasses.replace(config.model, num_layers=num_layers, vocab_size=256)
+    if shape.moe is not None and shape.num_layers < config.model.num_layers:
+        shape = dataclasses.replace(shape, moe=dataclasses.replace(shape.moe, num_dense_layers=0), mlp_dim=0)
+    family, draw = models.family(shape), np.random.default_rng(0).standard_normal
+    # Values do not matter but for the choice of experts: of equal tokens all would see the same.
+    leaves = {
+        p.path: jnp.asarray(draw(p.shape, np.float32)) if p.role in ("embed", "router") else jnp.full(p.shape, 0.02)
+        for p in family.parameter_table(shape)
+    }
     model = build(family.Model, leaves)
     num_tokens = min(config.batch_size * config.data.seq_len, PROBE_TOKENS)
-    tokens = jnp.zeros((max(1, num_tokens // seq_len), seq_len), jnp.int32)
+    rows = max(1, num_tokens // seq_len)
+    tokens = jnp.arange(rows * seq_len, dtype=jnp.int32).reshape(rows, seq_len) % 256
 
     def cost(model: Any) -> jax.Array:
         return jnp.sum(jnp.square(forward(model, tokens, config=shape, policy=policy)))

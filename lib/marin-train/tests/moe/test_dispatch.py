@@ -42,9 +42,7 @@ def drawn(seed: int, experts: np.ndarray):
     return x, experts, weights, matrices, slope
 
 
-def check(
-    body: str, seed: int, experts: np.ndarray, *, num_expected: int, policy: Policy = PLAIN, rtol: float = 1e-5
-):
+def check(body: str, seed: int, experts: np.ndarray, *, num_expected: int, policy: Policy = PLAIN, rtol: float = 1e-5):
     arguments = drawn(seed, experts)
     output, gradients, computed = run(*arguments, body=body, num_expected=num_expected, policy=policy)
     truth, true_gradients, _ = run(*arguments, body="oracle", num_expected=num_expected, policy=policy)

@@ -13,6 +13,7 @@ from marin_train.moe.dispatch.admission import AXIS, admit
 from marin_train.moe.dispatch.all_to_all import travel_at_once
 from marin_train.moe.dispatch.block import compute_blocks
 from marin_train.moe.dispatch.oracle import compute_all
+from marin_train.moe.dispatch.ragged import compute_groups
 from marin_train.moe.dispatch.ring import travel_round
 from marin_train.moe.experts import Experts
 from marin_train.moe.routing import Routes, Traffic, over_tokens
@@ -37,7 +38,7 @@ class Body(Protocol):
         ...
 
 
-BODIES: dict[str, Body] = {"oracle": compute_all, "block": compute_blocks}
+BODIES: dict[str, Body] = {"oracle": compute_all, "block": compute_blocks, "ragged": compute_groups}
 """What computes, by its name in a policy."""
 
 
