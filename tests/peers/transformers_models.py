@@ -35,6 +35,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LONGROPE = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 2.0, 3.0, 4.0]}
 GEMMA = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 8}
 
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "num_key_value_heads": 1},
@@ -54,6 +56,17 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3"},
     "qwen3-tied": {"model_type": "qwen3", "tie_word_embeddings": True, "dtype": "bfloat16"},
     "qwen3-yarn": {"model_type": "qwen3", "rope_scaling": YARN | {"beta_fast": 16.0, "attention_factor": 1.3}},
+    "mixtral": {"model_type": "mixtral", **EXPERTS, "head_dim": 4},
+    "qwen3-moe": {"model_type": "qwen3_moe", **EXPERTS, "moe_intermediate_size": 12, "norm_topk_prob": True},
+    "qwen3-moe-dense": {
+        "model_type": "qwen3_moe",
+        **EXPERTS,
+        "moe_intermediate_size": 12,
+        "dtype": "bfloat16",
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [0],
+        "num_experts_per_tok": 3,
+    },
     "gemma3": {"model_type": "gemma3_text", **GEMMA},
     "gemma3-untied": {"model_type": "gemma3_text", **GEMMA, "tie_word_embeddings": False},
     "gemma3-linear": {
@@ -72,7 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 SHARDED = {"llama-half": "6KB"}
-FIXTURES = ("llama-half", "qwen3-tied", "gemma3-linear")
+FIXTURES = ("llama-half", "qwen3-tied", "gemma3-linear", "mixtral", "qwen3-moe-dense")
 KEPT = 12
 """Logits are kept of so many last positions, which see all before."""
 TOLERANCE = 1e-4

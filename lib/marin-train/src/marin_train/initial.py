@@ -51,7 +51,9 @@ def first_state(config: TrainConfig, *, mesh: "Mesh", fingerprint: str | None) -
     if _is_hf(config.init_from):
         from marin_train.hf import load_hf
 
-        model = load_hf(config.init_from, mesh=mesh, vocab_multiple=config.model.vocab_multiple).model
+        model = load_hf(
+            config.init_from, mesh=mesh, vocab_multiple=config.model.vocab_multiple, trained_by=config.model.moe
+        ).model
     else:
         model = load_parameters(config.init_from, state_template(config, mesh=mesh).model)
     # The step consumes both, so that they must not be the same arrays.
@@ -74,7 +76,9 @@ def examine_source(config: TrainConfig) -> str | None:
         return None
     if not _is_hf(path):
         found = find(path)
-        _check_same(read_config(found).model, config)
+        theirs = read_config(found).model
+        _check_same(theirs, config)
+        _check_bias(theirs, config)
         return hashlib.sha256((found / CERTIFICATE).read_bytes()).hexdigest()
     from marin_train.hf import read_model_config
 
@@ -88,7 +92,7 @@ def _is_hf(path: str) -> bool:
 
 
 def _check_same(found: ModelConfig, config: TrainConfig) -> None:
-    theirs, ours = dataclasses.asdict(found), dataclasses.asdict(config.model)
+    theirs, ours = (dataclasses.asdict(_untrained(model)) for model in (found, config.model))
     differing = [
         f"{name}: {theirs[name]} there, {ours[name]} here"
         for name in ours
@@ -98,4 +102,21 @@ def _check_same(found: ModelConfig, config: TrainConfig) -> None:
         raise ConfigError(
             f"TrainConfig.init_from={config.init_from!r} is another model; set ModelConfig's fields as they are there. "
             f"{'; '.join(differing)}"
+        )
+
+
+def _untrained(model: ModelConfig) -> ModelConfig:
+    """The shape without how experts are trained, which is another run's own."""
+    from marin_train.hf.expert_fields import plain
+
+    return dataclasses.replace(model, moe=plain(model.moe))
+
+
+def _check_bias(found: ModelConfig, config: TrainConfig) -> None:
+    ours = config.model.moe
+    if found.moe is not None and ours is not None and found.moe.is_biased != ours.is_biased:
+        has = "has a bias" if found.moe.is_biased else "has no bias"
+        raise ConfigError(
+            f"TrainConfig.init_from={config.init_from!r} was trained by MoEConfig.balance={found.moe.balance!r} and "
+            f"{has} of its experts' scores, other than under balance={ours.balance!r}; choose a rule of its kind"
         )

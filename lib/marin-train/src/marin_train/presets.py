@@ -3,7 +3,7 @@
 Those of published models have the fields of the published ``config.json``, whose parameters they count to the last.
 """
 
-from marin_train.configs import ModelConfig, RopeScaling
+from marin_train.configs import ModelConfig, MoEConfig, RopeScaling
 
 
 def llama_nano(vocab_size: int = 8192) -> ModelConfig:
@@ -54,6 +54,25 @@ def qwen3_nano(vocab_size: int = 8192) -> ModelConfig:
         max_seq_len=512,
         rope_theta=10_000.0,
         norm_eps=1e-6,
+    )
+
+
+def qwen3_moe_nano(vocab_size: int = 8192) -> ModelConfig:
+    """A `qwen3_nano` whose feed-forward layers are 16 experts, of which 2 see a token: 12.2M parameters without
+    embedding and head, 2.4M of them active."""
+    return ModelConfig(
+        family="qwen3_moe",
+        vocab_size=vocab_size,
+        hidden_dim=256,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        mlp_dim=0,
+        max_seq_len=512,
+        rope_theta=10_000.0,
+        norm_eps=1e-6,
+        moe=MoEConfig(num_experts=16, top_k=2, expert_dim=384),
     )
 
 
@@ -159,6 +178,41 @@ def _qwen3(*, hidden_dim: int, num_layers: int, num_heads: int, mlp_dim: int, ti
         rope_theta=1_000_000.0,
         norm_eps=1e-6,
         tie_embeddings=tie_embeddings,
+    )
+
+
+def mixtral_8x7b() -> ModelConfig:
+    """Mixtral 8x7B: 46,702,792,704 parameters, 12,879,925,248 of them active."""
+    return ModelConfig(
+        family="mixtral",
+        vocab_size=32_000,
+        hidden_dim=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        mlp_dim=0,
+        max_seq_len=32_768,
+        rope_theta=1_000_000.0,
+        moe=MoEConfig(num_experts=8, top_k=2, expert_dim=14_336),
+    )
+
+
+def qwen3_30b_a3b() -> ModelConfig:
+    """Qwen3 30B A3B: 30,532,122,624 parameters, 3,353,239,552 of them active."""
+    return ModelConfig(
+        family="qwen3_moe",
+        vocab_size=151_936,
+        hidden_dim=2048,
+        num_layers=48,
+        num_heads=32,
+        num_kv_heads=4,
+        head_dim=128,
+        mlp_dim=0,
+        max_seq_len=40_960,
+        rope_theta=1_000_000.0,
+        norm_eps=1e-6,
+        moe=MoEConfig(num_experts=128, top_k=8, expert_dim=768),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from marin_train.configs import ModelConfig
 from marin_train.errors import HuggingFaceError, MarinTrainError
 from marin_train.hf.dialects import DIALECTS, FULL, SHAPE, SLIDING, WITHOUT_EFFECT, Dialect, text_config
+from marin_train.hf.expert_fields import plain, read_experts, write_experts
 from marin_train.hf.rotary_fields import ROPE, read_scaling, read_turns, write_turns
 
 _MOST_LAYERS = 100_000
@@ -72,6 +73,7 @@ def from_model_config(config: ModelConfig, *, dtype: str, special_ids: Mapping[s
         )
     written: dict[str, Any] = {"architectures": [dialect.architecture], "model_type": model_type}
     written.update({theirs: getattr(config, ours) for theirs, ours in SHAPE.items()}, **dialect.settled)
+    written |= write_experts(config, dialect)
     written |= write_turns(config, dialect) | _written_windows(config, dialect) | _written_scores(config, dialect)
     written |= {"attention_dropout": 0.0, "use_cache": True, "torch_dtype": dtype, "pad_token_id": None}
     written |= {f"{name}_token_id": special_ids.get(name) for name in ("bos", "eos")}
@@ -100,9 +102,12 @@ def _read(values: dict[str, Any], dialect: Dialect, *, where: str) -> ModelConfi
     values["rope_theta"] = turns.pop("rope_theta")
     fields = {ours: _typed(values, theirs, ours, where=where) for theirs, ours in SHAPE.items()}
     fields |= _scores(values) | _windows(values, where=where)
+    moe = read_experts(values, dialect, where=where)
+    if moe is not None and moe.num_dense_layers == 0:
+        fields["mlp_dim"] = 0  # the field is of an expert's width, or of layers that there are none of
     if "sliding_window" in fields:
         fields["local_rope_theta"] = local
-    return ModelConfig(family=dialect.family, rope_scaling=read_scaling(turns, values, where=where), **fields)
+    return ModelConfig(family=dialect.family, moe=moe, rope_scaling=read_scaling(turns, values, where=where), **fields)
 
 
 def _normal(config: ModelConfig) -> ModelConfig:
@@ -113,6 +118,7 @@ def _normal(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(
         config,
         vocab_multiple=1,
+        moe=plain(config.moe),
         local_rope_theta=local,
         global_every=None if every is not None and every > config.num_layers else every,
         query_scale=None if scale == config.head_dim**-0.5 else scale,
@@ -127,7 +133,7 @@ def _check_fields(written: Mapping[str, Any], dialect: Dialect, *, where: str) -
                 f"{where}: {name}={value!r} is not known for {dialect.architecture} and might change the result; if "
                 f"it does not, take it out of the file"
             )
-        if name in dialect.settled and (value or False) != dialect.settled[name]:
+        if name in dialect.settled and (value or False) != (dialect.settled[name] or False):
             raise HuggingFaceError(f"{where}: {name}={value!r}, computed here is only {dialect.settled[name]!r}")
 
 

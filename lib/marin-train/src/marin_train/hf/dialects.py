@@ -21,6 +21,7 @@ class Dialect:
         settled: field -> the one value that it may have; also what it is where a file leaves it out.
         local_theta: base of the local layers' rotary embedding where a file leaves it out; None where all have one.
         free_head_dim: whether transformers takes a width that is no multiple of the number of heads.
+        expert_width: the field of an expert's width, in a family that has experts.
     """
 
     family: str
@@ -29,6 +30,7 @@ class Dialect:
     settled: Mapping[str, Any] = field(default_factory=dict)
     local_theta: float | None = None
     free_head_dim: bool = False
+    expert_width: str | None = None
 
 
 SHAPE = {
@@ -66,6 +68,25 @@ DIALECTS = {
         settled={"hidden_act": "silu", "attention_bias": False},
         free_head_dim=True,
     ),
+    "mixtral": Dialect(
+        family="mixtral",
+        architecture="MixtralForCausalLM",
+        defaults=_shape(32_000, 4096, 32, 32, 8, None, 14_336, 131_072, 1e-5, False, 1_000_000.0)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2},
+        settled={"hidden_act": "silu", "sliding_window": None},
+        expert_width="intermediate_size",
+    ),
+    "qwen3_moe": Dialect(
+        family="qwen3_moe",
+        architecture="Qwen3MoeForCausalLM",
+        defaults=_shape(151_936, 2048, 24, 32, 4, None, 6144, 32_768, 1e-6, False, 10_000.0)
+        | {"num_experts": None, "num_local_experts": None, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+        | {"norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 1}
+        | {"sliding_window": None, "max_window_layers": 28},
+        settled={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
+        free_head_dim=True,
+        expert_width="moe_intermediate_size",
+    ),
     "gemma3_text": Dialect(
         family="gemma3",
         architecture="Gemma3ForCausalLM",
@@ -89,6 +110,7 @@ WITHOUT_EFFECT = frozenset(
         *("bos_token_id", "eos_token_id", "pad_token_id", "id2label", "label2id", "return_dict"),
         *("max_length", "length_penalty", "num_beams", "num_beam_groups", "num_return_sequences", "repetition_penalty"),
         *("temperature", "top_k", "top_p", "typical_p", "_sliding_window_pattern"),
+        *("router_aux_loss_coef", "output_router_logits", "router_jitter_noise"),
     )
 )
 """They name, start or sample a model, and change no logit."""

@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from marin_train.configs import ModelConfig
+from marin_train.configs import ModelConfig, MoEConfig
 from marin_train.durability import flush, to_json
 from marin_train.errors import HuggingFaceError
 from marin_train.hf.config_json import from_model_config, to_model_config
 from marin_train.hf.dialects import text_config
+from marin_train.hf.expert_fields import TRAINED_BY
 from marin_train.hf.tokenizer_files import TOKENIZER_FILES, with_companions
 
 if TYPE_CHECKING:
@@ -45,19 +46,23 @@ class HfModel:
     special_ids: Mapping[str, int | list[int] | None] = field(default_factory=dict)
 
 
-def load_hf(path: str | Path, *, mesh: "Mesh | None" = None, vocab_multiple: int = 1) -> HfModel:
-    """Reads a Llama, Qwen3 or Gemma 3 (its text model alone) in float32, bfloat16 or float16, as float32.
+def load_hf(
+    path: str | Path, *, mesh: "Mesh | None" = None, vocab_multiple: int = 1, trained_by: MoEConfig | None = None
+) -> HfModel:
+    """Reads a model of a family that is known here (of one that sees, the text model alone), as float32.
 
     Args:
         path: the directory, or a URL of one that fsspec knows.
         mesh: the devices to spread the parameters over; by default all lie on the first.
         vocab_multiple: the model's `ModelConfig.vocab_multiple`: rows of zeros are added to embedding and head.
+        trained_by: what is to train a model of experts: its rule of balance is the model's, and a bias that the
+            directory has none of is 0. By default, experts are chosen by their scores alone.
 
     Raises:
         HuggingFaceError: the directory is damaged, or states a model that is not computed here, naming why.
     """
     with _local(path) as directory:
-        return _load(directory, mesh=mesh, vocab_multiple=vocab_multiple)
+        return _load(directory, mesh=mesh, vocab_multiple=vocab_multiple, trained_by=trained_by)
 
 
 def save_hf(
@@ -174,27 +179,36 @@ def _read_fields(file: Path) -> dict[str, Any]:
     return written
 
 
-def _load(directory: Path, *, mesh: "Mesh | None", vocab_multiple: int) -> HfModel:
+def _load(directory: Path, *, mesh: "Mesh | None", vocab_multiple: int, trained_by: MoEConfig | None) -> HfModel:
     import jax
+    import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
     from marin_train import models
     from marin_train.hf.tensors import TensorFiles, shapes
     from marin_train.mesh import sharding
+    from marin_train.moe.layer import ROUTER_BIAS
     from marin_train.parameters import build
 
     written = _read_fields(directory / "config.json")
     config = dataclasses.replace(read_model_config(directory), vocab_multiple=vocab_multiple)
+    if config.moe is not None and trained_by is not None:
+        chosen = {name: getattr(trained_by, name) for name in TRAINED_BY}
+        config = dataclasses.replace(config, moe=dataclasses.replace(config.moe, **chosen))
     family = models.family(config)
     table = family.parameter_table(config)
     first = SingleDeviceSharding(jax.devices()[0])
     files = TensorFiles(directory, rename=_text_name if written["model_type"] == "gemma3" else _current_name)
     # A head that is tied may be written as well.
     ignored = ("lm_head.weight",) if config.tie_embeddings else ()
-    files.check(shapes(table), ignored=ignored)
+    absent = {p.path for p in table if p.path.endswith(ROUTER_BIAS) and not files.has(p)}
+    files.check(shapes([p for p in table if p.path not in absent]), ignored=ignored)
     if ignored and not files.equal("model.embed_tokens.weight", *ignored):
         raise HuggingFaceError(f"{directory}: tie_word_embeddings=True, but lm_head.weight is not the embedding")
-    leaves = {p.path: files.read(p, first if mesh is None else sharding(mesh, p.dims, shape=p.shape)) for p in table}
+    leaves = {}
+    for p in table:
+        place = first if mesh is None else sharding(mesh, p.dims, shape=p.shape)
+        leaves[p.path] = jax.device_put(jnp.zeros(p.shape), place) if p.path in absent else files.read(p, place)
     text = text_config(written)
     return HfModel(
         config=config,

@@ -10,7 +10,7 @@ See: https://huggingface.co/docs/safetensors
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,6 +49,10 @@ class TensorFiles:
                         tensor = opened.get_slice(name)
                         self._found[renamed] = _Tensor(file, name, tuple(tensor.get_shape()), tensor.get_dtype())
 
+    def has(self, parameter: Parameter) -> bool:
+        """Whether any tensor of a leaf is there."""
+        return any(name in self._found for name, _ in _tensor_names(parameter))
+
     def check(self, expected: Mapping[str, tuple[int, ...]], *, ignored: Sequence[str] = ()) -> None:
         """Refuses tensors that are missing, left over, or of another shape or type: all of them in one message.
 
@@ -78,17 +82,17 @@ class TensorFiles:
         def part(index: Any) -> np.ndarray:
             spans = [range(*s.indices(size)) for s, size in zip(index, parameter.shape, strict=True)]
             leaf = np.zeros([len(span) for span in spans], np.float32)
-            is_stacked = parameter.dims[0] == LAYER
-            layers = spans.pop(0) if is_stacked else [0]
-            limits = _layer_shape(parameter)
-            there = [slice(span.start, min(span.stop, limit)) for span, limit in zip(spans, limits, strict=True)]
+            stacked = len(_stacked(parameter))
+            limits = _tensor_shape(parameter)
+            there = [slice(s.start, min(s.stop, limit)) for s, limit in zip(spans[stacked:], limits, strict=True)]
             if any(s.start >= s.stop for s in there):
                 return leaf  # nothing but padding
             here = tuple(slice(0, s.stop - s.start) for s in there)
             there = there[::-1] if parameter.hf_transpose else there
-            for row, layer in zip(leaf if is_stacked else leaf[None], layers, strict=True):
-                values = self._found[parameter.hf_key.format(layer=layer)].read(*there)
-                row[here] = values.T if parameter.hf_transpose else values
+            for place in np.ndindex(leaf.shape[:stacked]):
+                numbers = tuple(span[i] for span, i in zip(spans, place, strict=False))
+                values = self._found[_tensor_name(parameter, numbers)].read(*there)
+                leaf[place][here] = values.T if parameter.hf_transpose else values
             return leaf
 
         return jax.make_array_from_callback(parameter.shape, sharding, part)
@@ -105,11 +109,11 @@ class _Tensor(NamedTuple):
             return opened.get_slice(self.name)[index or slice(None)]
 
 
-def shapes(table: ParameterTable) -> dict[str, tuple[int, ...]]:
+def shapes(table: Iterable[Parameter]) -> dict[str, tuple[int, ...]]:
     """Every tensor's name and shape in a Hugging Face checkpoint of this model."""
     expected = {}
     for parameter in table:
-        shape = _layer_shape(parameter)
+        shape = _tensor_shape(parameter)
         shape = shape[::-1] if parameter.hf_transpose else shape
         for name, _ in _tensor_names(parameter):
             expected[name] = shape
@@ -128,20 +132,20 @@ def write(directory: Path, leaves: Mapping[str, Any], *, table: ParameterTable, 
     """
     from safetensors.numpy import save_file
 
-    shards: list[list[tuple[str, Parameter, int | None]]] = [[]]
+    shards: list[list[tuple[str, Parameter, tuple[int, ...]]]] = [[]]
     sizes, expected = [0], shapes(table)
     for parameter in table:
-        for name, layer in _tensor_names(parameter):
+        for name, place in _tensor_names(parameter):
             size = int(np.prod(expected[name])) * dtype.itemsize
             if shards[-1] and sizes[-1] + size > shard_bytes:
                 shards.append([])
                 sizes.append(0)
-            shards[-1].append((name, parameter, layer))
+            shards[-1].append((name, parameter, place))
             sizes[-1] += size
     weight_map = {}
     for number, shard in enumerate(shards, 1):
         file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        tensors = {n: _tensor(leaves[p.path], p, layer, dtype) for n, p, layer in shard}
+        tensors = {n: _tensor(leaves[p.path], p, place, dtype) for n, p, place in shard}
         save_file(tensors, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, file)
     if len(shards) > 1:
@@ -149,25 +153,34 @@ def write(directory: Path, leaves: Mapping[str, Any], *, table: ParameterTable, 
         (directory / INDEX).write_text(json.dumps(index, indent=1, sort_keys=True) + "\n")
 
 
-def _tensor(leaf: Any, parameter: Parameter, layer: int | None, dtype: Any) -> np.ndarray:
-    values = np.asarray(leaf)
-    values = values if layer is None else values[layer]
-    values = values[tuple(slice(0, limit) for limit in _layer_shape(parameter))]
+def _tensor(leaf: Any, parameter: Parameter, place: tuple[int, ...], dtype: Any) -> np.ndarray:
+    values = np.asarray(leaf)[place]
+    values = values[tuple(slice(0, limit) for limit in _tensor_shape(parameter))]
     # The writer reads memory as it lies.
     return np.ascontiguousarray(values.T if parameter.hf_transpose else values, dtype=dtype)
 
 
-def _tensor_names(parameter: Parameter) -> Iterator[tuple[str, int | None]]:
-    if parameter.dims[0] != LAYER:
-        yield parameter.hf_key, None
-        return
-    for layer in range(parameter.shape[0]):
-        yield parameter.hf_key.format(layer=layer), layer
+def _tensor_names(parameter: Parameter) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name of each tensor that the leaf stacks, and its place in the leaf."""
+    for place in np.ndindex(parameter.shape[: len(_stacked(parameter))]):
+        yield _tensor_name(parameter, place), place
 
 
-def _layer_shape(parameter: Parameter) -> tuple[int, ...]:
-    """The shape of one layer's values, without a vocabulary's padding."""
-    return parameter.real_shape[1:] if parameter.dims[0] == LAYER else parameter.real_shape
+def _tensor_name(parameter: Parameter, place: tuple[int, ...]) -> str:
+    numbers = dict(zip(_stacked(parameter), place, strict=True))
+    if LAYER in numbers:
+        numbers[LAYER] += parameter.first_layer
+    return parameter.hf_key.format(**numbers)
+
+
+def _stacked(parameter: Parameter) -> tuple[str, ...]:
+    """The dims along which a leaf stacks tensors: layers, and in these experts."""
+    return tuple(dim for dim in parameter.dims[:2] if f"{{{dim}}}" in parameter.hf_key)
+
+
+def _tensor_shape(parameter: Parameter) -> tuple[int, ...]:
+    """The shape of one tensor's values, without a vocabulary's padding."""
+    return parameter.real_shape[len(_stacked(parameter)) :]
 
 
 def _files(directory: Path) -> list[Path]:

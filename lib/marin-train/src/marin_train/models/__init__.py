@@ -17,7 +17,7 @@ from marin_train.errors import ConfigError
 from marin_train.parameters import ParameterTable
 from marin_train.policy import Policy
 
-FAMILIES = ("llama", "qwen3", "gemma3", "qwen3_moe")
+FAMILIES = ("llama", "qwen3", "gemma3", "mixtral", "qwen3_moe")
 
 OPTIONAL = {
     "moe": None,

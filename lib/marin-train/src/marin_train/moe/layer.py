@@ -23,6 +23,9 @@ from marin_train.moe.routing import Routing, Scores, loads, weigh
 from marin_train.parameters import Constant, Parameter, gain, matrix
 from marin_train.policy import Policy
 
+ROUTER_BIAS = "router_bias"
+"""The name of the leaf that a rule of balance moves, and no gradient."""
+
 
 class MixtureOfExperts(eqx.Module):
     """``sum of weight * expert(x)`` over the experts that see x, and the shared experts' result."""
@@ -119,7 +122,7 @@ def mixture_parameters(
             hf_key=router_key,
             role="router",
         ),
-        *_bias(f"{path}.router_bias", moe, hf_key=f"{hf_key}.gate.e_score_correction_bias"),
+        *_bias(f"{path}.{ROUTER_BIAS}", moe, hf_key=f"{hf_key}.gate.e_score_correction_bias"),
         *_latent(path, hidden, moe, hf_key=hf_key),
         *expert_parameters(
             f"{path}.experts",
