@@ -134,7 +134,7 @@ def summarise(
         # An expert counts by the share of tokens that meet it.
         "num_params_active": round(sum(p.size * (p.multiplied if p.role == "expert" else 1) for p in table)),
         "num_params_non_embedding": table.non_embedding_size,
-        "num_experts": 0,
+        "num_experts": 0 if config.model.moe is None else config.model.moe.num_experts,
         "granularity": None,
         "tokens": tokens,
         "tokens_unique": tokens_unique,
