@@ -3,7 +3,7 @@
 The format is the least that a training loop can write: one JSON object a line. Its numbers are columns; the column
 ``step``, where there is one, is the horizontal axis; ``loss`` comes first and large. Files of several steps (a sweep)
 are laid over one another column by column, which is how one compares runs: all files where they are few, else those of
-one name. A column that never changes is a setting
+one name. Those of the steps that were asked for come first. A column that never changes is a setting
 and is said in a line of text rather than drawn. Lines that do not parse are counted, never fatal.
 """
 
@@ -107,12 +107,12 @@ def _together(metrics: list[Metrics]) -> list[tuple[str, list[Metrics]]]:
 
 
 def _collect(view: RunView) -> tuple[list[Metrics], list[str]]:
-    """Every readable file in the order of the steps, and a remark for each thing left out."""
+    """Every readable file, those of what was asked for first, and a remark for each thing left out."""
     found: list[Metrics] = []
     remarks: list[str] = []
     paths = [
         (i, file.path)
-        for i in range(len(view.record.nodes))
+        for i in sorted(range(len(view.record.nodes)), key=lambda i: i not in view.targets)
         for file in view.outputs.get(i, ())
         if file.path.rsplit("/", 1)[-1] == _NAME
     ]
