@@ -1,4 +1,4 @@
-"""Runs of the main job as its users run it: a process of its own, on a corpus made here."""
+"""Runs of the main job, or of another experiment, as users run it: a process of its own, on a corpus made here."""
 
 import json
 import os
@@ -26,10 +26,10 @@ def write_corpus(directory: Path, *, num_documents: int = 300, seed: int = 0) ->
     return path
 
 
-def start(*flags: str, prefix: Path) -> subprocess.Popen[str]:
-    """Starts the quickstart as the leader of its own process group, its output readable line by line."""
+def start(*flags: str, prefix: Path, script: Path = SCRIPT) -> subprocess.Popen[str]:
+    """Starts an experiment, by default the quickstart, as leader of its own process group, its output read by line."""
     return subprocess.Popen(
-        [sys.executable, "-u", str(SCRIPT), "--prefix", str(prefix), *flags],
+        [sys.executable, "-u", str(script), "--prefix", str(prefix), *flags],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -39,9 +39,9 @@ def start(*flags: str, prefix: Path) -> subprocess.Popen[str]:
     )
 
 
-def finish(*flags: str, prefix: Path) -> tuple[int, str]:
-    """Runs the quickstart to its end: exit code and all it said."""
-    process = start(*flags, prefix=prefix)
+def finish(*flags: str, prefix: Path, script: Path = SCRIPT) -> tuple[int, str]:
+    """Runs an experiment, by default the quickstart, to its end: exit code and all it said."""
+    process = start(*flags, prefix=prefix, script=script)
     said, _ = process.communicate()
     return process.returncode, said
 

@@ -14,8 +14,8 @@ another.
 What is compared:
 
 - the loss on held-out documents, each token scored once, with the experts that a causal model can choose: under
-  `expert_choice`, which trains with choices that see later tokens, these are those of the highest scores. Its training
-  loss is no other rule's like, and is told with that mark;
+  `expert_choice` and `sinkhorn`, which train with choices that depend on later tokens, these are those of the highest
+  scores. Their training loss is no other rule's like, and is told with that mark;
 - MaxVio, of a step's worst layer: how much the fullest expert is over the mean load;
 - what a capacity of 1.25 would drop. Nothing is dropped here, as all experts lie on one device: the share of routes
   beyond 1.25 times the mean load of an expert is computed from the loads that a run keeps.
@@ -147,6 +147,7 @@ def compare_rules(
 
 def _figures(losses: list[float], histories: list[Any]) -> dict[str, Any]:
     """A rule's row: means over its runs, and over their steps once they have settled."""
+    from marin_train.moe.balance import rule
     from marin_train.routing_history import CAPACITY, overflow
 
     settled = [[row for row in h.rows if row["step"] > SETTLED * len(h.rows)] for h in histories]
@@ -165,7 +166,7 @@ def _figures(losses: list[float], histories: list[Any]) -> dict[str, Any]:
         "dead_experts": statistics.fmean(row["routing/dead"] for rows in settled for row in rows),
         f"would_drop_at_{CAPACITY}": statistics.fmean(would),
         "runs": len(losses),
-        "causal": histories[0].experts["balance"] != "expert_choice",
+        "causal": rule(MoEConfig(**histories[0].experts)).IS_CAUSAL,
     }
 
 
@@ -195,7 +196,7 @@ def epilogue(report: RunReport) -> str:
         ),
     ]
     if not all(row["causal"] for row in rows):
-        lines.append("* trained with choices that see later tokens: no loss that the others' can be held against")
+        lines.append("* trained with choices that depend on later tokens: no loss to hold the others' against")
     lines.append("nats a token, with the standard deviation over seeds; MaxVio of the worst layer, mean over steps")
     one = next(node for node in report.record.nodes if node.name == f"train_{rows[0]['rule']}")
     where = os.path.relpath(report.path(one.address))

@@ -251,6 +251,18 @@ def test_a_sweep_of_many_is_overlaid_in_one_chart_a_column(tmp_path: Path) -> No
     assert len(json.loads(plot["data-series"] or "")) == 12
 
 
+def test_curves_of_what_was_asked_for_are_drawn_however_many_stand_before_them(tmp_path: Path) -> None:
+    trained = [node("train", address=f"train/{i:012x}") for i in range(30)]
+    asked = node("compare", upstream=tuple(step.address for step in trained))
+    for step in trained:
+        output(tmp_path, step, {"metrics.jsonl": metrics(9)})
+    output(tmp_path, asked, {f"{rule}/metrics.jsonl": metrics(9, spread=float) for rule in "ab"})
+    page = Page(render_report(run(*trained, asked), str(tmp_path)))
+    first, *others = [json.loads(a["data-series"] or "") for a in page.all("svg") if a.get("class") == "plot"]
+    assert [series["label"] for series in first] == ["compare, a", "compare, b"]
+    assert len(others[-1]) == 22  # 24 files at most, those two among them
+
+
 def test_upstream_and_downstream_link_to_one_another(tmp_path: Path) -> None:
     first = node("first")
     second = node("second", upstream=(first.address,), arguments={"data": {"step": first.address}})
