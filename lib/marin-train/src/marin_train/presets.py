@@ -194,7 +194,7 @@ def mixtral_8x7b() -> ModelConfig:
         mlp_dim=0,
         max_seq_len=32_768,
         rope_theta=1_000_000.0,
-        moe=MoEConfig(num_experts=8, top_k=2, expert_dim=14_336),
+        moe=MoEConfig(num_experts=8, top_k=2, expert_dim=14_336, balance="switch"),
     )
 
 
@@ -212,7 +212,7 @@ def qwen3_30b_a3b() -> ModelConfig:
         max_seq_len=40_960,
         rope_theta=1_000_000.0,
         norm_eps=1e-6,
-        moe=MoEConfig(num_experts=128, top_k=8, expert_dim=768),
+        moe=MoEConfig(num_experts=128, top_k=8, expert_dim=768, balance="switch"),
     )
 
 
