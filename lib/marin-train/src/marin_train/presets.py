@@ -58,8 +58,8 @@ def qwen3_nano(vocab_size: int = 8192) -> ModelConfig:
 
 
 def qwen3_moe_nano(vocab_size: int = 8192) -> ModelConfig:
-    """A `qwen3_nano` whose feed-forward layers are 16 experts, of which 2 see a token: 12.2M parameters without
-    embedding and head, 2.4M of them active."""
+    """A `qwen3_nano` whose feed-forward layers are 16 experts, of which 2 see a token: 19.7M parameters without
+    embedding and head, 3.2M of them active."""
     return ModelConfig(
         family="qwen3_moe",
         vocab_size=vocab_size,
@@ -199,7 +199,7 @@ def mixtral_8x7b() -> ModelConfig:
 
 
 def qwen3_30b_a3b() -> ModelConfig:
-    """Qwen3 30B A3B: 30,532,122,624 parameters, 3,353,239,552 of them active."""
+    """Qwen3 30B A3B: 30,532,122,624 parameters, 3,353,032,704 of them active."""
     return ModelConfig(
         family="qwen3_moe",
         vocab_size=151_936,

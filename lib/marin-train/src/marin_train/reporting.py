@@ -4,6 +4,10 @@ A row counts two kinds of tokens, both from the run's first step on: ``tokens`` 
 what a step computes and what rates and utilisation are of; ``loss_tokens`` are those that the masks let count, which is
 what its loss is a mean over. Where none counts, or the loss is no number, the row's ``loss`` is null and not a number
 that a mean could take in.
+
+In a model of experts, a row also tells how balanced they were (`marin_train.moe.metrics`): ``routing/max_vio`` and its
+like of the worst layer, ``routing/<layer>/max_vio`` of each, the first layer of experts being 0. MFU counts the experts
+that a token sees; ``routing/padding`` is what was computed beside them to fill up shapes.
 """
 
 import logging
@@ -11,6 +15,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from marin_train.configs import TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
@@ -70,7 +76,7 @@ class Report:
         if self._pending is None:
             return
         (step, metrics, done_at), self._pending = self._pending, None
-        values, watched = _fetched(metrics)
+        values, extra = _fetched(metrics)
         self._check(step, values)
         self._loss_tokens += values["num_tokens"]
         now = done_at or time.perf_counter()
@@ -87,7 +93,7 @@ class Report:
             "step_time_s": seconds,
             "tokens_per_s": rate,
             **{name: cost * rate for name, cost in self._cost.items()},
-            **watched,
+            **extra,
         }
         if self._detector.is_spike(row["loss"], skipped=bool(values["skipped"])):
             self._spikes.append(step)
@@ -157,17 +163,30 @@ class Report:
 
 
 def _fetched(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float | None]]:
-    """The step's scalars on the host, and every leaf's norms where there are some, in one wait for all of them."""
+    """The step's scalars on the host, and what is told of its routing and of every leaf's norms where there is some, in
+    one wait for all of them."""
     import jax
 
     values = jax.device_get(dict(metrics))
-    values.pop("routing", None)
-    watched = {
+    routing = values.pop("routing", None)
+    extra = {} if routing is None else _routing(routing)
+    extra |= {
         f"watch/{leaf}/{name}": _number(norm.item())
         for leaf, norms in values.pop("watch", {}).items()
         for name, norm in norms.items()
     }
-    return {name: value.item() for name, value in values.items()}, watched
+    return {name: value.item() for name, value in values.items()}, extra
+
+
+def _routing(metrics: Any) -> dict[str, float | None]:
+    """Each layer's numbers, and the worst layer's: of a whole model, the one that is least balanced says the most."""
+    by_layer = {name: np.asarray(values, np.float64) for name, values in metrics._asdict().items() if name != "load"}
+    worst = {name: values.min() if name.endswith("entropy") else values.max() for name, values in by_layer.items()}
+    return {f"routing/{name}": _number(float(value)) for name, value in worst.items()} | {
+        f"routing/{layer}/{name}": _number(float(value))
+        for name, values in by_layer.items()
+        for layer, value in enumerate(values)
+    }
 
 
 def _number(value: float) -> float | None:
