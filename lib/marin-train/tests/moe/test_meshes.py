@@ -30,7 +30,7 @@ from marin_train.policy import Policy
 from marin_train.train_step import init_state, make_train_step, state_template
 
 MESHES = {
-    "one": {"data": 1}, "8 data": {"data": 8}, "2 data, 4 model": {"data": 2, "model": 4},
+    "one": {"data": 1}, "2 data, 4 model": {"data": 2, "model": 4},
     "2 data, 4 expert": {"data": 2, "expert": 4}, "2 expert, 2 model, 2 data": {"data": 2, "expert": 2, "model": 2},
     "2 context, 2 expert, 2 data": {"data": 2, "context": 2, "expert": 2},
 }
@@ -55,6 +55,7 @@ def run(mesh, drawn, dispatch="block", **moe):
     state = init_state(config, mesh=mesh) if drawn is None else jax.device_put(drawn, template)
     begun = jax.device_get(state)
     step = make_train_step(config, policy=Policy(dispatch=dispatch, scan=True), mesh=mesh, watch=True)
+    # Of these data no choice of an expert lies so near the edge that rounding turns it, which may happen.
     rng, losses, gradients, program = np.random.default_rng(1), [], {}, ""
     for _ in range(config.steps):
         documents = np.sort(rng.integers(0, 3, (8, 16)), axis=1).astype(np.int32)
@@ -139,7 +140,6 @@ found["dropped"] = {exchange: dropped(exchange) for exchange in ("all_to_all", "
 print(json.dumps(found))
 """
 SPREAD = (
-    "8 data",
     "2 data, 4 model",
     "2 data, 4 expert",
     "2 expert, 2 model, 2 data",
@@ -177,7 +177,7 @@ def test_no_device_gathers_the_experts_of_others(mesh, runs):
 
 def test_given_equal_scores_the_biases_are_bitwise_equal_on_every_mesh(runs):
     one, *others = runs["replayed"].values()
-    assert len(others) == 4
+    assert len(others) == 3
     assert len(set(one)) == 3
     assert all(other == one for other in others)
 
