@@ -216,6 +216,52 @@ def qwen3_30b_a3b() -> ModelConfig:
     )
 
 
+def marin_moe_nano(vocab_size: int = 8192) -> ModelConfig:
+    """The parts of `marin_moe_535b` at the size of a laptop: 16 experts of a latent width, of which 2 see a token."""
+    return ModelConfig(
+        family="marin_moe",
+        vocab_size=vocab_size,
+        hidden_dim=256,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        mlp_dim=0,
+        max_seq_len=512,
+        rope_theta=10_000.0,
+        rotary_dim=32,
+        sliding_window=128,
+        global_every=4,
+        query_scale=1.3 * 64**-0.5,
+        norm_gate_dim=32,
+        moe=MoEConfig(num_experts=16, top_k=2, expert_dim=256, shared_dim=256, latent_dim=128, combine="sigmoid"),
+    )
+
+
+def marin_moe_535b() -> ModelConfig:
+    """Marin's published mixture of experts: 535,477,106,688 parameters, 384 experts a layer, of which 8 see a token.
+
+    The window of its local layers, which no count depends on, is taken to be 4,096.
+    """
+    return ModelConfig(
+        family="marin_moe",
+        vocab_size=128_256,
+        hidden_dim=6144,
+        num_layers=48,
+        num_heads=48,
+        num_kv_heads=12,
+        head_dim=128,
+        mlp_dim=0,
+        max_seq_len=8192,
+        rotary_dim=64,
+        sliding_window=4096,
+        global_every=4,
+        query_scale=1.3 * 128**-0.5,
+        norm_gate_dim=128,
+        moe=MoEConfig(num_experts=384, top_k=8, expert_dim=3072, shared_dim=6144, latent_dim=3072, combine="sigmoid"),
+    )
+
+
 def gemma3_270m() -> ModelConfig:
     """Gemma 3 270M: 268,098,176 parameters, two thirds of them embeddings."""
     return ModelConfig(
