@@ -25,10 +25,10 @@ EXPERTS = MoEConfig(num_experts=5, top_k=2, expert_dim=6, balance="none")
 
 def of_family(family, **fields):
     """A small model of that family, whose layers are all of experts where it has some."""
-    experts = (
-        {"moe": EXPERTS, "mlp_dim": 0} if "moe" in importlib.import_module(f"marin_train.models.{family}").USES else {}
-    )
-    return dataclasses.replace(LLAMA, family=family, **(experts | fields))
+    uses = importlib.import_module(f"marin_train.models.{family}").USES
+    needed = {"moe": EXPERTS, "mlp_dim": 0} if "moe" in uses else {}
+    needed |= {"norm_gate_dim": 3} if "norm_gate_dim" in uses else {}
+    return dataclasses.replace(LLAMA, family=family, **(needed | fields))
 
 
 # Kinds of layers repeat after periods that do not divide the depth.
@@ -280,6 +280,7 @@ CHANGED = {
     "attention_softcap": 2.0,
     "logit_softcap": 3.0,
     "query_scale": 0.7,
+    "norm_gate_dim": 2,
 }
 
 
@@ -303,7 +304,7 @@ def test_a_field_changes_the_logits_or_is_refused(family, field, draw_model):
 def test_experts_are_needed_by_families_that_have_them_and_refused_by_others():
     assert {*CHANGED, "moe"} == set(models.OPTIONAL)
     with pytest.raises(
-        ConfigError, match=r"ModelConfig\.moe=.* changes nothing in family 'llama'.*: mixtral, qwen3_moe"
+        ConfigError, match=r"ModelConfig\.moe=.* changes nothing in family 'llama'.*: mixtral, qwen3_moe, marin_moe"
     ):
         models.family(dataclasses.replace(LLAMA, moe=EXPERTS, mlp_dim=0))
     with pytest.raises(ConfigError, match=r"family='mixtral' needs ModelConfig\.moe"):

@@ -10,7 +10,7 @@ See: marin-community/marin, experiments/grug/moe; "Exclusive self-attention" and
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -130,7 +130,8 @@ def _without_own(
 
 def _convolved(
     x: Float[Array, "batch seq channels"], weight: Float[Array, "tap channels"], past: Array | None, context: Context
-) -> tuple[Float[Array, "batch seq channels"], Array | None]:
+) -> tuple[Float[Array, "batch seq channels"], Any]:
+    """What is convolved, and the past with its inputs; None without one."""
     if past is None or context.at is None:
         return convolve(x, weight, segment_ids=context.segment_ids), None
     return convolve_next(x, weight, past, at=context.at)
@@ -287,7 +288,9 @@ def layer(
 
 def finish(model: Model, x: Float[Array, "batch seq embed"], *, config: ModelConfig) -> Float[Array, "batch seq embed"]:
     """The final norm; its gate is computed in the type of `x`, whatever products round to elsewhere."""
-    return model.final_norm(x, eps=config.norm_eps, policy=Policy(activations=str(x.dtype)))
+    return model.final_norm(
+        x, eps=config.norm_eps, policy=Policy(activations="bfloat16" if x.dtype == jnp.bfloat16 else "float32")
+    )
 
 
 def head(model: Model) -> Float[Array, "embed vocab"]:
