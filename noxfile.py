@@ -18,7 +18,7 @@ nox.options.sessions = ["lint", "typecheck", "layering", "wheel", "tests"]
 
 ROOT = Path(__file__).parent
 PACKAGES = ("core", "zephyr", "rigging", "train", "delphi")
-EXTRAS = {"core": "[s3,ray,serve]", "zephyr": "[fast,hf,ray,s3]", "train": "[s3,tensorboard,trackio,wandb]"}
+EXTRAS = {"core": "[s3,ray,serve]", "zephyr": "[fast,hf,ray,s3]", "train": "[report,s3,tensorboard,trackio,wandb]"}
 
 
 def export(session: nox.Session, *options: str) -> str:

@@ -110,7 +110,7 @@ def train(out: Out, work: Work, tokens: Input, *, config: TrainConfig) -> dict[s
     """A language model, trained in JAX; a killed run goes on from its last checkpoint.
 
     Args:
-        out: gets the last checkpoint, the metrics and the summary.
+        out: gets the last checkpoint, the metrics, the loads of experts where there are some, and the summary.
         work: where checkpoints lie while it trains.
         tokens: the token store.
         config: the run, whose one component has its path filled in here.
@@ -122,8 +122,9 @@ def train(out: Out, work: Work, tokens: Input, *, config: TrainConfig) -> dict[s
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, components=(component,)))
     result = marin_train.train(config, out_dir=work.local())
     shutil.copytree(result.checkpoint, out.local() / "checkpoint")
-    for name in ("metrics.jsonl", "summary.json"):
-        shutil.copy(work.local() / name, out.local() / name)
+    for name in ("metrics.jsonl", "routing.jsonl", "summary.json"):
+        if (work.local() / name).is_file():
+            shutil.copy(work.local() / name, out.local() / name)
     return json.loads((out.local() / "summary.json").read_text())
 
 

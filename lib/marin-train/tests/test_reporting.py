@@ -38,7 +38,7 @@ def test_a_line_tells_rates_without_the_first_step_which_compiles(
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(reporting, "time", clock)
     config, record = tiny_config(steps=12, log_every=5), SimpleNamespace(peak_flops=1e12)
-    report = Report(config, record, metrics=SilentTracker(), trackers=(), step=0, loss_tokens=0)
+    report = Report(config, record, metrics=SilentTracker(), loads=SilentTracker(), trackers=(), step=0, loss_tokens=0)
     values = {"loss": 2.0, "num_tokens": 64, "lr": 0.1, "grad_norm": 1.0, "skipped": 0, "nonfinite": 0}
     metrics = {name: np.asarray(value) for name, value in values.items()}
     with caplog.at_level(logging.INFO, logger="marin_train"):

@@ -34,6 +34,26 @@ def test_a_file_cut_anywhere_and_resumed_is_that_of_one_run(
     assert path.read_bytes() == whole
 
 
+@given(killed_at=st.integers(0, 200), resumed_from=st.integers(0, 7))
+def test_a_file_without_a_row_of_every_step_is_cut_back_by_their_numbers(
+    tmp_path_factory: pytest.TempPathFactory, killed_at: int, resumed_from: int
+) -> None:
+    path, some = tmp_path_factory.mktemp("metrics") / "some.jsonl", [row for row in ROWS if row["step"] % 3 != 2]
+
+    def write(rows: list[dict[str, float]], *, step: int) -> None:
+        with closing(JsonlTracker(path, every_step=False)) as tracker:
+            tracker.start({}, step=step)
+            for row in rows:
+                tracker.log(row)
+
+    write(some, step=0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:killed_at])
+    step = min(resumed_from, max((int(row["step"]) for row in read_metrics(path)), default=0))
+    write([row for row in some if row["step"] > step], step=step)
+    assert path.read_bytes() == whole
+
+
 def test_each_row_is_on_file_before_the_next(tmp_path: Path) -> None:
     with closing(JsonlTracker(tmp_path / "m.jsonl")) as tracker:
         tracker.start({}, step=0)

@@ -14,6 +14,7 @@ import tyro
 
 from marin_train.commands.evaluations import blame, evaluate, held_out
 from marin_train.commands.outputs import export, generate
+from marin_train.commands.pages import routing
 from marin_train.commands.plans import data, describe
 from marin_train.commands.training import run
 from marin_train.errors import LostProcessError, MarinTrainError
@@ -37,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "describe": describe,
         "data": data,
         "held-out": held_out,
+        "routing": routing,
     }
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # no text is lost for what a terminal cannot show of it

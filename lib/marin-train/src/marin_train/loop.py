@@ -10,6 +10,7 @@ checkpoints written in background threads. Only a checkpoint's copy to the host 
 
     out_dir/run.json        what the first start decided      out_dir/metrics.jsonl   one row a step
     out_dir/checkpoints/    see `marin_train.checkpoints`     out_dir/summary.json    the run table's row
+    out_dir/routing.jsonl   loads of experts, where there are some
 """
 
 import logging
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marin_train import routing_rows
 from marin_train.batches import place, prefetch
 from marin_train.certificates import RunFacts
 from marin_train.checkpoints import Cadence, CheckpointWriter, restore_latest
@@ -122,8 +124,9 @@ def train(
         logger.info("resuming after step %d of %d", step, config.steps)
     with lost_processes(), ExitStack() as stack:
         metrics = stack.enter_context(closing(JsonlTracker(out / "metrics.jsonl") if is_first() else SilentTracker()))
+        loads = stack.enter_context(closing(_tracker_of_loads(config, out)))
         writer = stack.enter_context(CheckpointWriter(out / "checkpoints", facts, like=template))
-        told = (metrics, *(trackers if is_first() else ()))
+        told = (metrics, loads, *(trackers if is_first() else ()))
         for tracker in told:
             tracker.start({"run_id": record.run_id, "config": record.config, "policy": record.policy_name}, step=step)
         scorer = make_scorer(config.model, policy=policy, mesh=mesh)
@@ -131,9 +134,17 @@ def train(
             config=config,
             programs=programs,
             writer=writer,
-            report=Report(config, record, metrics=metrics, trackers=told[1:], step=step, loss_tokens=_loss_tokens(out)),
+            report=Report(
+                config,
+                record,
+                metrics=metrics,
+                loads=loads,
+                trackers=told[2:],
+                step=step,
+                loss_tokens=_loss_tokens(out),
+            ),
             evaluation=PeriodicEvaluation.of(
-                config, scorer=scorer, mixture=mixture, path=out / EVALUATIONS, trackers=told[1:]
+                config, scorer=scorer, mixture=mixture, path=out / EVALUATIONS, trackers=told[2:]
             ),
             blame=SpikeBlame(mixture, scorer=scorer, directory=out / "blame"),
             profiler=stack.enter_context(closing(Profiler(profile, out / "profile"))),
@@ -217,6 +228,13 @@ def _begin(
         state = beside.submit(first_state, config, mesh=mesh, fingerprint=record.init_fingerprint)
         compile_step(program, config, batch, mesh=mesh)
         return state.result()
+
+
+def _tracker_of_loads(config: TrainConfig, out: Path) -> JsonlTracker | SilentTracker:
+    """Keeps the loads of experts, where there are some and this process tells of them."""
+    if config.model.moe is None or not is_first():
+        return SilentTracker()
+    return JsonlTracker(out / routing_rows.FILE, every_step=False)
 
 
 def _loss_tokens(out: Path) -> int:

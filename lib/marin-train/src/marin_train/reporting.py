@@ -4,10 +4,6 @@ A row counts two kinds of tokens, both from the run's first step on: ``tokens`` 
 what a step computes and what rates and utilisation are of; ``loss_tokens`` are those that the masks let count, which is
 what its loss is a mean over. Where none counts, or the loss is no number, the row's ``loss`` is null and not a number
 that a mean could take in.
-
-In a model of experts, a row also tells how balanced they were (`marin_train.moe.metrics`): ``routing/max_vio`` and its
-like of the worst layer, ``routing/<layer>/max_vio`` of each, the first layer of experts being 0. MFU counts the experts
-that a token sees; ``routing/padding`` is what was computed beside them to fill up shapes.
 """
 
 import logging
@@ -16,11 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from marin_train.configs import TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
 from marin_train.errors import DivergedError
+from marin_train.routing_rows import RoutingRows
 from marin_train.run_record import RunRecord
 from marin_train.spikes import SpikeDetector
 from marin_train.tracking import JsonlTracker, SilentTracker, Tracker
@@ -35,6 +30,7 @@ class Report:
         config: the run.
         record: what its first start decided.
         metrics: the run's own rows, already started.
+        loads: the loads of its experts, already started.
         trackers: told of every row beside it.
         step: steps done before.
         loss_tokens: how many tokens counted in their losses.
@@ -46,6 +42,7 @@ class Report:
         record: RunRecord,
         *,
         metrics: JsonlTracker | SilentTracker,
+        loads: JsonlTracker | SilentTracker,
         trackers: Sequence[Tracker],
         step: int,
         loss_tokens: int,
@@ -53,6 +50,7 @@ class Report:
         from marin_train.flops import flops_per_token
 
         self._config, self._metrics, self._trackers = config, metrics, (metrics, *trackers)
+        self._loads, self._routing = loads, None if config.model.moe is None else RoutingRows(config)
         self._sizes, self._loss_tokens = BatchSizes(config.batch_size, config.batch_stages), loss_tokens
         self._cost = {
             name: flops_per_token(config.model, seq_len=config.data.seq_len, causal=causal) / record.peak_flops
@@ -76,7 +74,7 @@ class Report:
         if self._pending is None:
             return
         (step, metrics, done_at), self._pending = self._pending, None
-        values, extra = _fetched(metrics)
+        values, watched, routing = _fetched(metrics)
         self._check(step, values)
         self._loss_tokens += values["num_tokens"]
         now = done_at or time.perf_counter()
@@ -93,14 +91,18 @@ class Report:
             "step_time_s": seconds,
             "tokens_per_s": rate,
             **{name: cost * rate for name, cost in self._cost.items()},
-            **extra,
+            **watched,
         }
+        if self._routing is not None:
+            row |= self._routing.figures(step, routing)
+            if (loads := self._routing.loads(step, routing)) is not None:
+                self._loads.log(loads)
         if self._detector.is_spike(row["loss"], skipped=bool(values["skipped"])):
             self._spikes.append(step)
         for tracker in self._trackers:
             tracker.log(row)
         if step % self._config.log_every == 0 or step == self._config.steps:
-            self._progress(step, values["loss"], now)
+            self._progress(row, values["loss"], now)
         elif step == self._first_step:  # its time is the compiler's, and no part of the rates that are told
             self._line_at, self._line_step = now, step
 
@@ -145,48 +147,39 @@ class Report:
         """Fetches what is kept, and waits until all rows are on the disk."""
         self.flush()
         self._metrics.sync()
+        self._loads.sync()
 
-    def _progress(self, step: int, loss: float, now: float) -> None:
+    def _progress(self, row: Mapping[str, Any], loss: float, now: float) -> None:
         """One plain line, its rates those since the line before."""
+        step: int = row["step"]
         seconds, steps = now - self._line_at, step - self._line_step
         self._line_at, self._line_step = now, step
         rate = self._tokens(step - steps, step) / seconds
         logger.info(
-            "step %d/%d  loss %.3f  %s tokens/s  mfu %.0f%%  eta %.0f s",
+            "step %d/%d  loss %.3f  %s%s tokens/s  mfu %.0f%%  eta %.0f s",
             step,
             self._config.steps,
             loss,
+            "" if self._routing is None else f"max vio {row['routing/max_vio']:.2f}  ",
             f"{rate:,.0f}",
             100 * self._cost["mfu_causal"] * rate,
             (self._config.steps - step) * seconds / steps,
         )
 
 
-def _fetched(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float | None]]:
-    """The step's scalars on the host, and what is told of its routing and of every leaf's norms where there is some, in
-    one wait for all of them."""
+def _fetched(metrics: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float | None], Any]:
+    """The step's scalars on the host, every leaf's norms where there are some, and what was counted of routing where
+    there are experts, in one wait for all of them."""
     import jax
 
     values = jax.device_get(dict(metrics))
     routing = values.pop("routing", None)
-    extra = {} if routing is None else _routing(routing)
-    extra |= {
+    watched = {
         f"watch/{leaf}/{name}": _number(norm.item())
         for leaf, norms in values.pop("watch", {}).items()
         for name, norm in norms.items()
     }
-    return {name: value.item() for name, value in values.items()}, extra
-
-
-def _routing(metrics: Any) -> dict[str, float | None]:
-    """Each layer's numbers, and the worst layer's: of a whole model, the one that is least balanced says the most."""
-    by_layer = {name: np.asarray(values, np.float64) for name, values in metrics._asdict().items() if name != "load"}
-    worst = {name: values.min() if name.endswith("entropy") else values.max() for name, values in by_layer.items()}
-    return {f"routing/{name}": _number(float(value)) for name, value in worst.items()} | {
-        f"routing/{layer}/{name}": _number(float(value))
-        for name, values in by_layer.items()
-        for layer, value in enumerate(values)
-    }
+    return {name: value.item() for name, value in values.items()}, watched, routing
 
 
 def _number(value: float) -> float | None:

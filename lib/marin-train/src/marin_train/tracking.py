@@ -40,21 +40,22 @@ class JsonlTracker:
     """Rows appended to a file, each handed to the operating system before the next step's.
 
     Args:
-        path: the ``metrics.jsonl``; its directory exists.
+        path: the file; its directory exists.
+        every_step: whether each step has a row, as in ``metrics.jsonl``.
 
     Raises:
         CheckpointError: by `start`, where the file lacks the rows of steps that are done.
         MarinTrainError: by `log`, where the disk takes no more.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, every_step: bool = True) -> None:
+        self._path, self._every_step = path, every_step
         self._file: TextIO | None = None
 
     def start(self, record: Mapping[str, Any], *, step: int) -> None:
         self._path.touch()
         lengths = [length for _, length in _rows(self._path, last_step=step)]
-        if len(lengths) != step:
+        if self._every_step and len(lengths) != step:
             raise CheckpointError(
                 f"{self._path} has the rows of {len(lengths)} of {step} steps that are done; restore it, or choose "
                 f"another output directory"

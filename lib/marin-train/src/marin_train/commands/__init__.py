@@ -7,5 +7,6 @@ imports when it is called, so that ``--help`` costs no jax.
 - `evaluations`: eval, held-out, blame
 - `outputs`: generate, export
 - `plans`: describe, data
+- `pages`: routing
 - `console`: what they share
 """

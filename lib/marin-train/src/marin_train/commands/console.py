@@ -21,6 +21,8 @@ Address = Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT", help_behavior
 
 Number = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 
+Page = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+
 OtherConfig = Annotated[Path | None, tyro.conf.arg(metavar="CONFIG", help_behavior_hint="")]
 
 
