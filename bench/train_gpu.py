@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
 # Before jax is imported: what it does not reserve, nothing else here would use.
 os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
@@ -123,7 +124,9 @@ def main() -> None:
     model = presets.llama_3_2_1b() if options.model == "dense" else mixture()
     seq_len, batch_size = options.seq_len, options.batch_size
     if options.tiny:
-        narrow = {"mlp_dim": 128} if model.moe is None else {"moe": dataclasses.replace(model.moe, expert_dim=32)}
+        narrow: dict[str, Any] = (
+            {"mlp_dim": 128} if model.moe is None else {"moe": dataclasses.replace(model.moe, expert_dim=32)}
+        )
         model = dataclasses.replace(
             model, vocab_size=512, hidden_dim=64, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, **narrow
         )

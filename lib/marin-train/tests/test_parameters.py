@@ -7,7 +7,7 @@ import pytest
 from jaxtyping import Array, Float
 
 from marin_train import models
-from marin_train.configs import ModelConfig
+from marin_train.configs import ModelConfig, MoEConfig
 from marin_train.errors import ParameterError
 from marin_train.parameters import (
     Constant,
@@ -141,10 +141,16 @@ def test_only_the_vocabulary_is_padded():
         matrix("w", (4, 6), dims=("a", "b"), hf_key="w", padding=2)
 
 
+EXPERTS = {"mixtral", "qwen3_moe", "marin_moe"}
+
+
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_every_leaf_of_every_family_says_where_it_lies_in_a_published_checkpoint(family):
-    config = dataclasses.replace(SHAPE, family=family)
+    experts = {"moe": MoEConfig(num_experts=4, top_k=2, expert_dim=6), "mlp_dim": 0} if family in EXPERTS else {}
+    experts |= {"norm_gate_dim": 4} if family == "marin_moe" else {}
+    config = dataclasses.replace(SHAPE, family=family, **experts)
     keys = {p.path: p.hf_key for p in models.family(config).parameter_table(config)}
+    assert all(("{expert}" in key) == (".experts." in path) for path, key in keys.items())
     assert len(set(keys.values())) == len(keys)
     assert all(("{layer}" in key) == path.startswith("layers.") for path, key in keys.items())
     norms = {

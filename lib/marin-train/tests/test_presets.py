@@ -13,6 +13,8 @@ PUBLISHED = {
     "qwen3_1_7b": 1_720_574_976,
     "qwen3_4b": 4_022_468_096,
     "qwen3_8b": 8_190_735_360,
+    "mixtral_8x7b": 46_702_792_704,
+    "qwen3_30b_a3b": 30_532_122_624,
     "gemma3_270m": 268_098_176,
     "gemma3_1b": 999_885_952,
     "gemma3_4b": 3_880_263_168,
@@ -26,7 +28,7 @@ def test_published_models_are_counted_to_the_last_parameter_without_allocating(n
     assert len(jax.live_arrays()) == before
 
 
-@pytest.mark.parametrize("name", ["llama_nano", "llama_30m", "qwen3_nano", "gemma3_nano"])
+@pytest.mark.parametrize("name", ["llama_nano", "llama_30m", "qwen3_nano", "qwen3_moe_nano", "gemma3_nano"])
 def test_a_small_model_takes_the_vocabulary_it_is_given(name):
     preset = getattr(presets, name)
     config = preset(vocab_size=1234)

@@ -8,7 +8,7 @@ two ends of what a policy may choose (all kept; a layer's input alone).
 import math
 from typing import Any
 
-from marin_train.configs import TrainConfig
+from marin_train.configs import ModelConfig, TrainConfig
 from marin_train.data.batch_sizes import BatchSizes
 from marin_train.errors import ConfigError
 from marin_train.tables import align
@@ -22,10 +22,10 @@ def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str
         num_devices: how many there will be, for an axis that takes what is left; by default as many as the others need.
 
     Returns:
-        ``parameters`` (one entry a leaf, with the shape of a device's share), ``num_params``, ``tokens``,
-        ``tokens_per_step``, FLOPs a token with the visible half (``causal``) and all of the attention map (``full``),
-        ``flops_total`` by the latter, ``mesh`` (devices by axis), ``state_bytes`` of all devices together where nothing
-        is held twice, and ``device_bytes`` of one, by what they are of.
+        ``parameters`` (one entry a leaf, with the shape of a device's share), ``num_params``, ``num_params_active``,
+        ``tokens``, ``tokens_per_step``, FLOPs a token with the visible half (``causal``) and all of the attention map
+        (``full``), ``flops_total`` by the latter, ``mesh`` (devices by axis), ``state_bytes`` of all devices together
+        where nothing is held twice, and ``device_bytes`` of one, by what they are of.
 
     Raises:
         ConfigError: the model's family is not known, or the mesh cannot share the run out, or there is no device.
@@ -59,6 +59,7 @@ def describe(config: TrainConfig, *, num_devices: int | None = None) -> dict[str
             for p in table
         ],
         "num_params": table.size,
+        "num_params_active": table.active_size,
         "num_params_stored": table.stored_size,
         "num_params_non_embedding": table.non_embedding_size,
         "tokens_per_step": per_step,
@@ -101,7 +102,7 @@ def _activation_bytes(config: TrainConfig, sizes: dict[str, int]) -> dict[str, i
     layers, in_parts = model.num_layers // sizes["stage"], sizes["model"]
     # Between layers, sequences lie in shares where they can.
     between = model.hidden_dim / (in_parts if config.data.seq_len % (sizes["context"] * in_parts) == 0 else 1)
-    inside = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim + 3 * model.mlp_dim
+    inside = 2 * (model.num_heads + model.num_kv_heads) * model.head_dim + _widest_feed_forward(model)
     width = 4 * between + inside / in_parts  # what its two halves read, and their norms; its projections
     # Of several devices none is a CPU, but in tests.
     block = max(WIDE_BLOCK_TOKENS if math.prod(sizes.values()) > 1 else BLOCK_TOKENS["cpu"], sequences)
@@ -110,6 +111,16 @@ def _activation_bytes(config: TrainConfig, sizes: dict[str, int]) -> dict[str, i
         "activations_recomputed": round(4 * tokens * (layers * between + width)),
         "logits": 2 * 4 * block * model.padded_vocab_size // sizes["model"],  # and their gradient
     }
+
+
+def _widest_feed_forward(model: ModelConfig) -> float:
+    """Values a token between the products of a feed-forward part: gate, up and their product; of experts, a row each
+    route, with what comes in and goes out, and a quarter of rows that fill up blocks."""
+    if model.moe is None:
+        return 3 * model.mlp_dim
+    width = model.hidden_dim if model.moe.latent_dim is None else model.moe.latent_dim
+    routed = 1.25 * model.moe.top_k * (3 * model.moe.expert_dim + 2 * width)
+    return max(3 * model.mlp_dim, routed + 3 * model.moe.shared_dim)
 
 
 def to_text(description: dict[str, Any]) -> str:
@@ -124,6 +135,7 @@ def to_text(description: dict[str, Any]) -> str:
     ]
     lines = align(rows if spread else [row[:-1] for row in rows], left={0, 1})
     flops, held = description["flops_per_token"], description["device_bytes"]
+    active = description["num_params_active"]
     stored = description["num_params_stored"] - description["num_params"]
     padding = f", and {stored:,} that pad the vocabulary" if stored else ""
     state = " + ".join(f"{_size(held[name])} {name}" for name in ("parameters", "optimizer", "average") if name in held)
@@ -131,6 +143,7 @@ def to_text(description: dict[str, Any]) -> str:
     facts = {
         "parameters": f"{description['num_params']:,} "
         f"({description['num_params_non_embedding']:,} without embedding and head{padding})",
+        **({"active": f"{active:,} that a token meets"} if active != description["num_params"] else {}),
         "tokens": f"{description['tokens']:,} ({description['tokens_per_step']:,} a step)",
         "FLOPs a token": f"{flops['causal']:.4g} causal, {flops['full']:.4g} full attention map",
         "FLOPs in all": f"{description['flops_total']:.4g}",

@@ -157,8 +157,7 @@ def _fill(
     import jax
     import jax.numpy as jnp
 
-    from marin_train.blocks import no_past
-    from marin_train.models import family
+    from marin_train.models import family, no_past
     from marin_train.models.decoder import decode, logits
 
     config, policy, eos = trained.config.model, trained.policy, trained.special_ids["eos"]

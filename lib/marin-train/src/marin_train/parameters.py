@@ -196,6 +196,11 @@ class ParameterTable:
         return sum(p.size for p in self.parameters)
 
     @property
+    def active_size(self) -> int:
+        """The number of values that a token meets: of an expert's, the share of tokens that see it."""
+        return round(sum(p.size * (p.multiplied if p.role == "expert" else 1) for p in self.parameters))
+
+    @property
     def non_embedding_size(self) -> int:
         """The number of values without those of embedding and head."""
         return sum(p.size for p in self.parameters if p.role not in ("embed", "head"))

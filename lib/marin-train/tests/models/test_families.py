@@ -1,6 +1,7 @@
 """Every family against one independent forward pass in float64 numpy, written from the papers' formulas."""
 
 import dataclasses
+import importlib
 from functools import cache, partial
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 from marin_train import models
 from marin_train.blocks import blocked_attention, no_past
 from marin_train.blocks.layers import PROJECTED
-from marin_train.configs import ModelConfig, RopeScaling
+from marin_train.configs import ModelConfig, MoEConfig, RopeScaling
 from marin_train.errors import ConfigError
 from marin_train.models import decoder
 from marin_train.policy import Policy
@@ -19,6 +20,17 @@ from marin_train.policy import Policy
 LLAMA = ModelConfig(
     vocab_size=19, hidden_dim=12, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6, mlp_dim=20, max_seq_len=16
 )
+EXPERTS = MoEConfig(num_experts=5, top_k=2, expert_dim=6, balance="none")
+
+
+def of_family(family, **fields):
+    """A small model of that family, whose layers are all of experts where it has some."""
+    uses = importlib.import_module(f"marin_train.models.{family}").USES
+    needed = {"moe": EXPERTS, "mlp_dim": 0} if "moe" in uses else {}
+    needed |= {"norm_gate_dim": 3} if "norm_gate_dim" in uses else {}
+    return dataclasses.replace(LLAMA, family=family, **(needed | fields))
+
+
 # Kinds of layers repeat after periods that do not divide the depth.
 CASES = {
     "llama": LLAMA,
@@ -39,6 +51,23 @@ CASES = {
         attention_softcap=2.0,
         query_scale=0.7,
         tie_embeddings=True,
+    ),
+    "mixtral": of_family("mixtral"),
+    "qwen3_moe, dense, latent and shared, biased, weighed by sigmoids": of_family(
+        "qwen3_moe",
+        num_layers=3,
+        mlp_dim=20,
+        moe=MoEConfig(
+            num_experts=5,
+            top_k=3,
+            expert_dim=6,
+            shared_dim=8,
+            latent_dim=10,
+            num_dense_layers=1,
+            combine="sigmoid",
+            renormalise=False,
+            scale=1.5,
+        ),
     ),
 }
 BY_BLOCKS = Policy(attention="blocked", remat="full", scan=True)
@@ -87,7 +116,7 @@ def mixed(layer, h, config, number, places, segments):
         of = lambda n: slice(n * config.head_dim, (n + 1) * config.head_dim)  # noqa: E731
         theirs = of(head // (config.num_heads // config.num_kv_heads))
         query, key = h @ attention.query[:, of(head)], h @ attention.key[:, theirs]
-        if config.family != "llama":
+        if config.family not in ("llama", "mixtral"):
             query = norm(query, offset + attention.query_norm, config.norm_eps)
             key = norm(key, offset + attention.key_norm, config.norm_eps)
         query, key = (turn(x, places, theta, config.rotary_dim or config.head_dim) for x in (query, key))
@@ -99,6 +128,31 @@ def mixed(layer, h, config, number, places, segments):
     return np.concatenate(heads, -1) @ attention.output
 
 
+def gated(mlp, h, config):
+    return (activated(h @ mlp.gate, config) * (h @ mlp.up)) @ mlp.down
+
+
+def fed(mlp, h, config):
+    """What a feed-forward part adds up for each token; that of experts one token after the other."""
+    moe = config.moe
+    if not hasattr(mlp, "router"):
+        return gated(mlp, h, config)
+    rows = []
+    for x in h:
+        scores = x @ mlp.router
+        chosen = np.argsort(-(scores + (0 if mlp.router_bias is None else mlp.router_bias)))[: moe.top_k]
+        shares = np.exp(scores) / np.exp(scores).sum() if moe.combine == "softmax" else 1 / (1 + np.exp(-scores))
+        weights = moe.scale * shares[chosen] / (shares[chosen].sum() if moe.renormalise else 1)
+        seen = x if mlp.down is None else norm(x @ mlp.down, mlp.latent_norm, config.norm_eps)
+        out = sum(
+            weight * gated(jax.tree.map(lambda leaf: leaf[expert], mlp.experts), seen, config)  # noqa: B023
+            for weight, expert in zip(weights, chosen, strict=True)
+        )
+        out = out if mlp.up is None else out @ mlp.up
+        rows.append(out if mlp.shared is None else out + gated(mlp.shared, x, config))
+    return np.stack(rows)
+
+
 def by_formula(model, config, positions=None, segments=None):
     m = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), model)
     gemma, rows = config.family == "gemma3", []
@@ -106,13 +160,15 @@ def by_formula(model, config, positions=None, segments=None):
         places = np.arange(len(ids)) if positions is None else positions[row]
         segment = np.zeros(len(ids)) if segments is None else segments[row]
         x = m.embed[ids] * (np.sqrt(config.hidden_dim) if gemma else 1)
+        lead = 0 if config.moe is None else config.moe.num_dense_layers
         for i in range(config.num_layers):
-            layer = jax.tree.map(lambda leaf: leaf[i], m.layers)  # noqa: B023
+            stack, place = (m.lead, i) if i < lead else (m.layers, i - lead)
+            layer = jax.tree.map(lambda leaf: leaf[place], stack)  # noqa: B023
             h = norm(x, gemma + layer.attention_norm, config.norm_eps)
             out = mixed(layer, h, config, i + 1, places, segment)
             x = x + (norm(out, 1 + layer.attention_post_norm, config.norm_eps) if gemma else out)
             h = norm(x, gemma + layer.mlp_norm, config.norm_eps)
-            out = (activated(h @ layer.mlp.gate, config) * (h @ layer.mlp.up)) @ layer.mlp.down
+            out = fed(layer.mlp, h, config)
             x = x + (norm(out, 1 + layer.mlp_post_norm, config.norm_eps) if gemma else out)
         rows.append(norm(x, gemma + m.final_norm, config.norm_eps))
     return np.stack(rows)
@@ -157,7 +213,7 @@ def test_gradients_by_blocks_are_those_of_all_scores(draw_model):
 def test_documents_packed_into_a_sequence_are_apart(config, draw_model):
     model = draw_model(config)
     positions = np.array([[0, 1, 2, 3, 0, 1, 2, 0, 1], [5, 6, 7, 8, 9, 10, 11, 0, 1]])
-    segments = np.array([[0, 0, 0, 0, 1, 1, 1, 2, 2], [0, 0, 0, 0, 0, 0, 0, 1, 1]])
+    segments = np.array([[1, 1, 1, 1, 2, 2, 2, 3, 3], [1, 1, 1, 1, 1, 1, 1, 2, 2]])
     hidden = forward(config, BY_BLOCKS)(model, TOKENS, positions=positions, segment_ids=segments)
     np.testing.assert_allclose(hidden, by_formula(model, config, positions, segments), atol=ROUNDING)
 
@@ -196,7 +252,7 @@ def test_the_arrays_that_a_backward_pass_may_keep_are_named(config, draw_model):
 
 @pytest.mark.parametrize("family", models.FAMILIES)
 def test_a_tied_head_is_the_embeddings_transpose(family, draw_model):
-    config = dataclasses.replace(LLAMA, family=family, tie_embeddings=True)
+    config = of_family(family, tie_embeddings=True)
     model = draw_model(config)
     assert model.output is None
     np.testing.assert_array_equal(models.family(config).head(model), model.embed.T)
@@ -224,24 +280,35 @@ CHANGED = {
     "attention_softcap": 2.0,
     "logit_softcap": 3.0,
     "query_scale": 0.7,
+    "norm_gate_dim": 2,
 }
 
 
 @pytest.mark.parametrize("family", models.FAMILIES)
-@pytest.mark.parametrize("field", models.OPTIONAL)
+@pytest.mark.parametrize("field", CHANGED)
 def test_a_field_changes_the_logits_or_is_refused(family, field, draw_model):
-    plain = dataclasses.replace(LLAMA, family=family)
+    plain = of_family(family)
     # What needs a window is compared with a window alone.
     if field in ("global_every", "local_rope_theta"):
         plain = dataclasses.replace(plain, sliding_window=4)
     changed = dataclasses.replace(plain, **{field: CHANGED[field]})
-    users = [name for name in models.FAMILIES if field in models.family(dataclasses.replace(LLAMA, family=name)).USES]
+    users = [name for name in models.FAMILIES if field in models.family(of_family(name)).USES]
     if family not in users:
         with pytest.raises(ConfigError, match=rf"ModelConfig\.\w+=.* in family '{family}'.*: .*{users[0]}"):
             models.family(changed)
         return
 
     assert np.abs(logits(plain, draw_model) - logits(changed, draw_model)).max() > 1e-3
+
+
+def test_experts_are_needed_by_families_that_have_them_and_refused_by_others():
+    assert {*CHANGED, "moe"} == set(models.OPTIONAL)
+    with pytest.raises(
+        ConfigError, match=r"ModelConfig\.moe=.* changes nothing in family 'llama'.*: mixtral, qwen3_moe, marin_moe"
+    ):
+        models.family(dataclasses.replace(LLAMA, moe=EXPERTS, mlp_dim=0))
+    with pytest.raises(ConfigError, match=r"family='mixtral' needs ModelConfig\.moe"):
+        models.family(dataclasses.replace(LLAMA, family="mixtral"))
 
 
 @cache

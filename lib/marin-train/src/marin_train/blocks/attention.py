@@ -117,7 +117,7 @@ class Attention(eqx.Module):
         if past is None:
             mixed = attend(query, key, value=value, segment_ids=context.segment_ids, scoring=scoring, policy=policy)
         else:
-            mixed, past = _attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
+            mixed, past = attend_to_past(query, Past(key, value), past, at=context.at, scoring=scoring, policy=policy)
         mixed = constrain(mixed.reshape(*x.shape[:2], -1), "batch", "seq", "heads")
         output = contract("bsn,nd->bsd", mixed, self.output, policy=policy)
         return constrain_residual(output), past
@@ -225,9 +225,19 @@ BODIES = {
 """What attends, by its name in a policy."""
 
 
-def _attend_to_past(
+def attend_to_past(
     query: Heads, new: Past, past: Past, *, at: Array | None, scoring: Scoring, policy: Policy
 ) -> tuple[Heads, Past]:
+    """`attend` to what is in the past and the new tokens, which it then holds too.
+
+    Args:
+        query: of the new tokens.
+        new: their keys and values.
+        past: those of the tokens before.
+        at: the index of the first new token in each sequence.
+        scoring: scale, window and soft-cap.
+        policy: the precision of products.
+    """
     if at is None:
         raise ValueError("attention with a past needs Context.at, the index of its first token")
     put = jax.vmap(partial(jax.lax.dynamic_update_slice_in_dim, axis=0))

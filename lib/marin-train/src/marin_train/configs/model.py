@@ -107,6 +107,8 @@ class ModelConfig:
     """The same of logits."""
     query_scale: float | None = None
     """Factor of scores; by default ``head_dim ** -0.5``."""
+    norm_gate_dim: int | None = None
+    """Rank of the gates of norms, in families whose norms have gates."""
     norm_eps: float = 1e-5
     """Added to the mean square in norms."""
     tie_embeddings: bool = False
@@ -179,7 +181,7 @@ class ModelConfig:
 
 
 _OPTIONAL = (
-    *("rotary_dim", "sliding_window", "global_every", "local_rope_theta", "query_scale"),
+    *("rotary_dim", "sliding_window", "global_every", "local_rope_theta", "query_scale", "norm_gate_dim"),
     *("attention_softcap", "logit_softcap"),
 )
 """What may be left out, and is positive where it is given."""

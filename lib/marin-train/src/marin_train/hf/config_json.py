@@ -14,11 +14,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from marin_train.config_files import from_dict
 from marin_train.configs import ModelConfig
 from marin_train.errors import HuggingFaceError, MarinTrainError
 from marin_train.hf.dialects import DIALECTS, FULL, SHAPE, SLIDING, WITHOUT_EFFECT, Dialect, text_config
 from marin_train.hf.expert_fields import plain, read_experts, write_experts
 from marin_train.hf.rotary_fields import ROPE, read_scaling, read_turns, write_turns
+
+OURS = "marin_moe"
+"""The family that no dialect spells; its configuration is written as it is."""
 
 _MOST_LAYERS = 100_000
 """A file that says more is damaged; each of them would be looked for by its name."""
@@ -35,6 +39,8 @@ def to_model_config(written: Mapping[str, Any], *, where: str = "config.json") -
         HuggingFaceError: naming a field that this trainer does not know, or a value that it does not compute.
         ConfigError: the values make no model.
     """
+    if written.get("model_type") == OURS:
+        return _read_ours(written, where=where)
     written = text_config(written, where=where)
     dialect = DIALECTS.get(str(written.get("model_type")))
     if dialect is None:
@@ -62,6 +68,8 @@ def from_model_config(config: ModelConfig, *, dtype: str, special_ids: Mapping[s
     Raises:
         HuggingFaceError: naming what the file cannot express.
     """
+    if config.family == OURS:
+        return _written_ours(config, dtype=dtype, special_ids=special_ids)
     model_type = next((name for name, d in DIALECTS.items() if d.family == config.family), None)
     if model_type is None:
         raise HuggingFaceError(f"ModelConfig.family={config.family!r} has no counterpart in transformers that is known")
@@ -86,6 +94,23 @@ def from_model_config(config: ModelConfig, *, dtype: str, special_ids: Mapping[s
     if lost:
         raise HuggingFaceError(f"ModelConfig.{', '.join(lost)}: {dialect.architecture} cannot express it")
     return written
+
+
+def _read_ours(written: Mapping[str, Any], *, where: str) -> ModelConfig:
+    if not isinstance(written.get("model"), Mapping):
+        raise HuggingFaceError(f"{where}: model is not there, which holds the fields of a {OURS}")
+    return from_dict(ModelConfig, written["model"], where=f"{where}: model")
+
+
+def _written_ours(config: ModelConfig, *, dtype: str, special_ids: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a family that transformers does not have: our own fields, beside those that any reader looks for."""
+    return {
+        "architectures": ["MarinMoeForCausalLM"],
+        "model_type": OURS,
+        "model": dataclasses.asdict(dataclasses.replace(config, vocab_multiple=1)),
+        "torch_dtype": dtype,
+        **{f"{name}_token_id": special_ids.get(name) for name in ("bos", "eos")},
+    }
 
 
 def _read(values: dict[str, Any], dialect: Dialect, *, where: str) -> ModelConfig:

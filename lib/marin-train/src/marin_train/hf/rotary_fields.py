@@ -67,7 +67,9 @@ def read_scaling(turns: dict[str, Any], values: Mapping[str, Any], *, where: str
     original = turns.pop("original_max_position_embeddings", None)
     original = values.get("original_max_position_embeddings") or original or longest
     if turns.get("mscale") and turns.get("mscale_all_dim") and turns.get("attention_factor") is None:
-        steps = [0.1 * turns[name] * math.log(max(1, turns["factor"])) + 1 for name in ("mscale", "mscale_all_dim")]
+        steps = [
+            0.1 * turns[name] * math.log(max(1, turns.get("factor", 1))) + 1 for name in ("mscale", "mscale_all_dim")
+        ]
         turns["attention_factor"] = steps[0] / steps[1]
     unknown = {
         n: v for n, v in turns.items() if n not in (*_SCALINGS[kind], "mscale", "mscale_all_dim") and v is not None

@@ -11,13 +11,14 @@ from typing import Any, Protocol, cast
 
 from jaxtyping import Array, Float, Int
 
+from marin_train import blocks
 from marin_train.blocks import Context, Emitted, Kind, Past, Rotation
 from marin_train.configs import ModelConfig
 from marin_train.errors import ConfigError
 from marin_train.parameters import ParameterTable
 from marin_train.policy import Policy
 
-FAMILIES = ("llama", "qwen3", "gemma3", "mixtral", "qwen3_moe")
+FAMILIES = ("llama", "qwen3", "gemma3", "mixtral", "qwen3_moe", "marin_moe")
 
 OPTIONAL = {
     "moe": None,
@@ -30,6 +31,7 @@ OPTIONAL = {
     "attention_softcap": None,
     "logit_softcap": None,
     "query_scale": None,
+    "norm_gate_dim": None,
 }
 """Fields of `ModelConfig` that not every family has a use for, and the value that leaves each out."""
 
@@ -107,6 +109,19 @@ def family(config: ModelConfig) -> Family:
                 f"out, or take a family that has it: {', '.join(users)}"
             )
     return named
+
+
+def no_past(config: ModelConfig, *, batch: int, seq_len: int, policy: Policy) -> Any:
+    """Room for what every layer needs of the tokens before, a place for each that may come.
+
+    Args:
+        config: the model's shape.
+        batch: sequences.
+        seq_len: tokens of the longest that there may be.
+        policy: what is kept has the types of its operands and activations.
+    """
+    make = getattr(family(config), "no_past", blocks.no_past)
+    return make(config, batch=batch, seq_len=seq_len, policy=policy)
 
 
 def _module(name: str) -> Family:

@@ -90,7 +90,7 @@ def _count(distances: Int[Array, "batch seq experts"], valid: Bool[Array, "batch
             counts = _widened(counts, jax.lax.pmax(level, axes))
         return Counts(counts.level, *over_tokens((counts.histogram, counts.num_tokens), sizes))
 
-    run, sizes = over_mesh(share, inputs=(("batch", "seq", None), ("batch", "seq")), outputs=Counts((), (), ()))
+    run, sizes = over_mesh(share, inputs=(("batch", "seq", None), ("batch", "seq")), outputs=Counts._make(((), (), ())))
     return run(distances, jnp.ones(distances.shape[:2], bool) if valid is None else valid)
 
 

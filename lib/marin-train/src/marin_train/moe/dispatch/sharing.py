@@ -98,6 +98,6 @@ def dispatch(
     run, sizes = over_mesh(
         share,
         inputs=(rows, rows, rows, matrix, matrix, ("expert", "mlp", None)),
-        outputs=Dispatched(rows, rows, Traffic((), (), ())),
+        outputs=Dispatched._make((rows, rows, Traffic._make(((), (), ())))),
     )
     return run(x, routes.experts, routes.weights, experts.gate, experts.up, experts.down)
