@@ -1,7 +1,7 @@
 """One GPU's training step in bfloat16, and how much of the machine it uses: 1B dense or active parameters.
 
     python bench/train_gpu.py                    Llama 3.2's 1B at sequence 4096, the policies that may win, one by one
-    python bench/train_gpu.py --model moe        4.2B parameters in 32 experts a layer, of which 4 see a token
+    python bench/train_gpu.py --model moe        4.5B parameters in 32 experts a layer, of which 4 see a token
     python bench/train_gpu.py --batch-size 8 --policies mixed-dot_product-named-scan
     python bench/train_gpu.py --tiny             a shape for any machine, to see that it runs
 

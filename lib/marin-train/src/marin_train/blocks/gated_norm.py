@@ -1,6 +1,6 @@
 """GatedNorm: a norm whose result is gated, dim by dim, by what a narrow bottleneck makes of it.
 
-See: "Gated normalization" (arXiv 2601.22966).
+See: arXiv 2601.22966.
 """
 
 import equinox as eqx

@@ -32,14 +32,19 @@ class GatedMLP(eqx.Module):
         x = constrain(x, "batch", "seq", None)
         gate = constrain(contract("bsd,df->bsf", x, self.gate, policy=policy), "batch", "seq", "mlp")
         up = constrain(contract("bsd,df->bsf", x, self.up, policy=policy), "batch", "seq", "mlp")
-        down = contract("bsf,fd->bsd", _gated(activation, gate, up), self.down, policy=policy)
+        down = contract("bsf,fd->bsd", gated(gate, up, activation), self.down, policy=policy)
         return constrain_residual(down)
 
 
-@partial(jax.checkpoint, static_argnums=0)
-def _gated(activation: Literal["silu", "gelu_tanh"], gate: Array, up: Array) -> Array:
-    """Recomputed by the backward pass under every policy: what is between would be kept, as wide as gate and up are,
-    to spare what takes no longer than reading it back."""
+@partial(jax.checkpoint, static_argnums=2)
+def gated(
+    gate: Float[Array, "*rows mlp"], up: Float[Array, "*rows mlp"], activation: Literal["silu", "gelu_tanh"]
+) -> Float[Array, "*rows mlp"]:
+    """``activation(gate) * up``.
+
+    Recomputed by the backward pass under every policy: what is between would be kept, as wide as gate and up are, to
+    spare what takes no longer than reading it back.
+    """
     return (jax.nn.silu(gate) if activation == "silu" else jax.nn.gelu(gate, approximate=True)) * up
 
 

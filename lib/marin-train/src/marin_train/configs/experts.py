@@ -1,6 +1,5 @@
 """A model's experts: how many there are, which of them see a token, and how the tokens are kept balanced over them."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,8 +58,9 @@ class MoEConfig:
     exchange: Literal["all_to_all", "ring"] = "all_to_all"
     """How tokens reach the experts of other devices, on a mesh whose ``expert`` axis has several."""
     capacity_factor: float | None = None
-    """Room, relative to perfect balance, for the tokens that a device sends to another and receives from all; what
-    finds none is dropped. None for all that may come."""
+    """Where experts lie on several devices: room on the way to each of them for so many times a device's even share of
+    its routes, and at each expert for so many times its own share; what finds none is dropped. None for all that may
+    come."""
 
     def __post_init__(self) -> None:
         choices(self)
@@ -77,8 +77,6 @@ class MoEConfig:
             )
         if self.balance in ("quantile", "quantile_exact") and not self.strength < 2:
             raise ConfigError(f"{told(self, 'balance_strength')} must be below 2: a gain of 2 or more never converges")
-        if not math.isfinite(self.scale):
-            raise ConfigError(f"{told(self, 'scale')} must be finite")
 
     @property
     def strength(self) -> float:

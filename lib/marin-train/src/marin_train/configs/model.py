@@ -151,10 +151,10 @@ class ModelConfig:
         self._check_divisors()
 
     def _check_experts(self) -> None:
-        if self.num_dense_layers > self.num_layers:
+        if self.moe is not None and self.num_dense_layers >= self.num_layers:
             raise ConfigError(
-                f"MoEConfig.num_dense_layers={self.num_dense_layers} must be at most ModelConfig.num_layers="
-                f"{self.num_layers}"
+                f"MoEConfig.num_dense_layers={self.num_dense_layers} must be below ModelConfig.num_layers="
+                f"{self.num_layers}: a model without a layer of experts is one of a dense family"
             )
         if self.num_dense_layers == 0 and self.mlp_dim != 0:
             raise ConfigError(

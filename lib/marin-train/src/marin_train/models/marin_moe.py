@@ -6,7 +6,7 @@ head is turned by position in local layers, which see a window, and nothing in g
 head scales the rest. Short convolutions follow keys, attention's output and the feed-forward part's. Experts lie behind
 a projection to a latent width, beside shared ones. The embedding passes a GatedNorm too, as does the last layer.
 
-See: marin-community/marin, experiments/grug/moe; "Exclusive self-attention" and the head gate as stated there.
+See: experiments/grug/moe of marin-community/marin.
 """
 
 from collections.abc import Sequence

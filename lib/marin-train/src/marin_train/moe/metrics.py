@@ -1,6 +1,6 @@
 """How balanced a step's routing was, a number a layer: on the device, from what was counted.
 
-See: Wang et al. 2024 (arXiv 2408.15664), section 4.1, for MaxVio.
+See: Wang et al. 2024 (arXiv 2408.15664) for MaxVio.
 """
 
 from typing import Any, NamedTuple

@@ -70,10 +70,10 @@ class Routing(NamedTuple):
 
 def merge_routing(a: Routing, b: Routing, *, config: MoEConfig) -> Routing:
     """What was counted of two parts of a batch."""
-    from marin_train.moe.balance import rule
+    from marin_train.moe.balance import bias_rule
 
     added = jax.tree.map(jnp.add, a._replace(counts=None), b._replace(counts=None))
-    return added._replace(counts=None if a.counts is None else rule(config).merge(a.counts, b.counts))
+    return added._replace(counts=None if a.counts is None else bias_rule(config).merge(a.counts, b.counts))
 
 
 def weigh(
@@ -123,8 +123,13 @@ def over_tokens(counts: Any, sizes: Mapping[str, int]) -> Any:
         counts: those of a device's share of tokens, within `marin_train.mesh.over_mesh`.
         sizes: devices by axis.
     """
-    axes = tuple(axis for axis in (*RULES["batch"], *RULES["seq"]) if sizes[axis] > 1)
+    axes = token_axes(sizes)
     return jax.lax.psum(counts, axes) if axes else counts
+
+
+def token_axes(sizes: Mapping[str, int]) -> tuple[str, ...]:
+    """The mesh axes that tokens are spread over, of those with several devices."""
+    return tuple(axis for axis in (*RULES["batch"], *RULES["seq"]) if sizes[axis] > 1)
 
 
 def rebalanced(model: Any, ema: Any, routing: Routing, *, config: ModelConfig) -> tuple[Any, Any]:
@@ -136,13 +141,13 @@ def rebalanced(model: Any, ema: Any, routing: Routing, *, config: ModelConfig) -
         routing: what was counted of the batch.
         config: the model's shape.
     """
-    from marin_train.moe.balance import rule
+    from marin_train.moe.balance import bias_rule
 
     assert config.moe is not None
     bias = model.layers.mlp.router_bias
     if bias is None:
         return model, ema
-    bias = rule(config.moe).updated(bias, routing.counts, config=config.moe)
+    bias = bias_rule(config.moe).updated(bias, routing.counts, config=config.moe)
 
     def with_bias(tree: Any) -> Any:
         return None if tree is None else eqx.tree_at(lambda m: m.layers.mlp.router_bias, tree, bias)

@@ -1,9 +1,9 @@
 """Balance rules, one file each and one signature: which experts see a token, and what keeps their loads equal.
 
-A rule is a module that offers the functions of `Rule`. It sees scores of whole batches (or of a whole part of one): on
-a mesh they are global arrays, so that a rule need not know of devices. What moves a bias is counted in integers, which
-add up in any order to the same: the bias is then the same, to the bit, on every mesh and in any number of parts, given
-the same scores.
+A rule is a module that offers the function of `Rule`, and where it moves a bias those of `BiasRule`. It sees scores of
+whole batches (or of a whole part of one): on a mesh they are global arrays, so that a rule need not know of devices.
+What moves a bias is counted in integers, which add up in any order to the same: the bias is then the same, to the bit,
+on every mesh and in any number of parts, given the same scores.
 """
 
 import importlib
@@ -31,7 +31,7 @@ class Balanced(NamedTuple):
 
 
 class Rule(Protocol):
-    """What a module in this package offers."""
+    """What every module in this package offers."""
 
     IS_CAUSAL: bool
     """Whether a token's experts depend on no token after it. Under a rule where they do, a model that is evaluated or
@@ -56,6 +56,10 @@ class Rule(Protocol):
         """
         ...
 
+
+class BiasRule(Rule, Protocol):
+    """What a module whose rule moves a bias (`MoEConfig.is_biased`) offers too."""
+
     def merge(self, a: Any, b: Any) -> Any:
         """The counts of two parts of a batch, with or without a leading layer dim; zeros change nothing."""
         ...
@@ -69,6 +73,11 @@ def rule(config: MoEConfig, *, learns: bool = True) -> Rule:
     """The rule that the configuration names; for a model that does not learn, one that is causal."""
     named = _module({"none": "unbalanced"}.get(config.balance, config.balance))
     return named if learns or named.IS_CAUSAL else _module("unbalanced")
+
+
+def bias_rule(config: MoEConfig) -> BiasRule:
+    """The same of a rule that moves a bias."""
+    return cast(BiasRule, rule(config))
 
 
 def _module(name: str) -> Rule:

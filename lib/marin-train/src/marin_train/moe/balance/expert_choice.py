@@ -7,8 +7,6 @@ model is evaluated or generates, each token has the ``top_k`` experts of its hig
 See: Zhou et al. 2022, "Mixture-of-Experts with Expert Choice Routing" (arXiv 2202.09368).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -39,13 +37,3 @@ def balance(
     )
     chosen = jnp.where(takes, jnp.arange(num_experts), num_experts)
     return Balanced(chosen.reshape(scores.shape), jnp.zeros(()))
-
-
-def merge(a: Any, b: Any) -> Any:
-    """Nothing is counted."""
-    return None
-
-
-def updated(bias: Float[Array, "*layer experts"], counts: Any, *, config: MoEConfig) -> Array:
-    """There is no bias to move."""
-    return bias

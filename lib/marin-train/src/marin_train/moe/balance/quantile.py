@@ -13,8 +13,8 @@ all values fall into a bin; where another part's or device's values reach furthe
 fit, which comes to the same as having counted in wide bins at once. Nothing is clipped, nothing depends on an order,
 and the bias, a multiple of 2**-20 too, is equal to the bit on every mesh and for any number of parts.
 
-See: science of the balanced assignment in Lewis et al. 2021, "BASE Layers" (arXiv 2103.16716); Wang et al. 2024,
-"Auxiliary-Loss-Free Load Balancing" (arXiv 2408.15664), for a bias that moves choices and not weights.
+See: Lewis et al. 2021, "BASE Layers" (arXiv 2103.16716), for balance as an assignment problem; Wang et al. 2024
+(arXiv 2408.15664) for a bias that moves choices and not weights.
 """
 
 from typing import NamedTuple
@@ -24,9 +24,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from marin_train.configs import MoEConfig
-from marin_train.mesh import RULES, over_mesh
+from marin_train.mesh import over_mesh
 from marin_train.moe.balance import Balanced
-from marin_train.moe.routing import Scores, over_tokens
+from marin_train.moe.routing import Scores, over_tokens, token_axes
 
 IS_CAUSAL = True
 
@@ -85,8 +85,7 @@ def _count(distances: Int[Array, "batch seq experts"], valid: Bool[Array, "batch
         places = jnp.where(counted[:, None], places, num_experts * NUM_BINS)
         flat = jnp.zeros(num_experts * NUM_BINS, jnp.int32).at[places.reshape(-1)].add(1, mode="drop")
         counts = Counts(level, flat.reshape(num_experts, NUM_BINS), jnp.sum(counted, dtype=jnp.int32))
-        axes = tuple(axis for axis in (*RULES["batch"], *RULES["seq"]) if sizes[axis] > 1)
-        if axes:
+        if axes := token_axes(sizes):
             counts = _widened(counts, jax.lax.pmax(level, axes))
         return Counts(counts.level, *over_tokens((counts.histogram, counts.num_tokens), sizes))
 

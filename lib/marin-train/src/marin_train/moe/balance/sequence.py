@@ -7,8 +7,6 @@ parts of a batch add up to the whole.
 See: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 2.1.2.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -46,13 +44,3 @@ def _weights(scores: Scores, config: MoEConfig) -> Scores:
         return jax.nn.softmax(scores, axis=-1)
     weights = jax.nn.sigmoid(scores)
     return weights / jnp.sum(weights, axis=-1, keepdims=True)
-
-
-def merge(a: Any, b: Any) -> Any:
-    """Nothing is counted."""
-    return None
-
-
-def updated(bias: Float[Array, "*layer experts"], counts: Any, *, config: MoEConfig) -> Array:
-    """There is no bias to move."""
-    return bias

@@ -5,11 +5,9 @@ token's row and every expert's column have their sums. u moves no choice of a to
 at hand, where Quantile Balancing has that of the batch before. A token's experts thus depend on tokens after it, in its
 own sequence and in others; where a model is evaluated or generates, experts are chosen by the scores alone.
 
-See: Clark et al. 2022, "Unified Scaling Laws for Routed Language Models" (arXiv 2202.01169), section 3.1 (S-BASE);
+See: Clark et al. 2022, "Unified Scaling Laws for Routed Language Models" (arXiv 2202.01169), for S-BASE;
 Cuturi 2013 (arXiv 1306.0895).
 """
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +47,3 @@ def potentials(scores: Scores, valid: Bool[Array, "batch seq"] | None) -> Float[
 
     v, _ = jax.lax.scan(step, jnp.zeros(scores.shape[-1]), length=NUM_ROUNDS)
     return v
-
-
-def merge(a: Any, b: Any) -> Any:
-    """Nothing is counted."""
-    return None
-
-
-def updated(bias: Float[Array, "*layer experts"], counts: Any, *, config: MoEConfig) -> Array:
-    """There is no bias to move."""
-    return bias

@@ -8,8 +8,6 @@ part has its own, and the loss is a mean over them.
 See: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), section 2.2.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -37,13 +35,3 @@ def balance(
     share = loads(routed(chosen, valid, nowhere=num_experts), num_experts) / (some * config.top_k)
     mean = jnp.einsum("bse,bs->e", jax.nn.softmax(scores, axis=-1), counted) / some
     return Balanced(chosen, config.strength * num_experts * jnp.sum(share * mean) * num_tokens)
-
-
-def merge(a: Any, b: Any) -> Any:
-    """Nothing is counted."""
-    return None
-
-
-def updated(bias: Float[Array, "*layer experts"], counts: Any, *, config: MoEConfig) -> Array:
-    """There is no bias to move."""
-    return bias

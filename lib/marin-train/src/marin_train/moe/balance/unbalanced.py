@@ -1,7 +1,5 @@
 """No balance at all: the experts with the highest scores, whatever their load. What the other rules are measured by."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -23,13 +21,3 @@ def balance(
     """See `marin_train.moe.balance.Rule`."""
     _, chosen = jax.lax.top_k(jax.lax.stop_gradient(scores), config.top_k)
     return Balanced(chosen, jnp.zeros(()))
-
-
-def merge(a: Any, b: Any) -> Any:
-    """Nothing is counted."""
-    return None
-
-
-def updated(bias: Float[Array, "*layer experts"], counts: Any, *, config: MoEConfig) -> Array:
-    """There is no bias to move."""
-    return bias

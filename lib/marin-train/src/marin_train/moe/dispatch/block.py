@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from marin_train.blocks.contraction import contract
+from marin_train.blocks.mlp import gated
 from marin_train.moe.dispatch.rows import Layout, collect, lay_out, ranks, spread
 from marin_train.moe.experts import Experts
 from marin_train.moe.routing import Routes
@@ -85,11 +86,5 @@ def _apply(
     rows = spread(x, layout).reshape(num_blocks, -1, x.shape[-1])
     gate = contract("ncd,ndf->ncf", rows, experts.gate, policy=policy)
     up = contract("ncd,ndf->ncf", rows, experts.up, policy=policy)
-    results = contract("ncf,nfd->ncd", _gated(gate, up), experts.down, policy=policy)
+    results = contract("ncf,nfd->ncd", gated(gate, up, "silu"), experts.down, policy=policy)
     return collect(results.reshape(-1, x.shape[-1]), weights, layout)
-
-
-@jax.checkpoint
-def _gated(gate: Array, up: Array) -> Array:
-    """Recomputed by the backward pass: what is between would be kept to spare what takes no longer than reading it."""
-    return jax.nn.silu(gate) * up

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from marin_train.blocks.mlp import gated
 from marin_train.moe.dispatch.rows import collect, lay_out, ranks, spread
 from marin_train.moe.experts import Experts
 from marin_train.moe.routing import Routes
@@ -35,14 +36,8 @@ def compute_groups(
     layout = lay_out(jnp.where(expert < num_experts, row, expert.size), expert.size)
     rows = spread(x, layout)
     gate, up = (_grouped(policy, str(x.dtype), rows, matrix, load) for matrix in (experts.gate, experts.up))
-    results = _grouped(policy, str(x.dtype), _gated(gate, up), experts.down, load)
+    results = _grouped(policy, str(x.dtype), gated(gate, up, "silu"), experts.down, load)
     return collect(results, routes.weights, layout), jnp.sum(load)
-
-
-@jax.checkpoint
-def _gated(gate: Array, up: Array) -> Array:
-    """Recomputed by the backward pass: what is between would be kept to spare what takes no longer than reading it."""
-    return jax.nn.silu(gate) * up
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
