@@ -2,11 +2,12 @@
 
     uv run bench/checkpoints.py            parameters with both moments of Adam, 563 MB, and parameters alone, 188 MB
     uv run bench/checkpoints.py --rounds 9
+    MARIN_BENCH_PEERS=~/peers uv run bench/checkpoints.py          beside Levanter (in m312/, see bench/train.py)
 
-Saves are interleaved, each to an empty directory, both flushed to the disk file by file: *blocked* is what the training
-thread waits, *save* the whole. The peer is Orbax's StandardCheckpointer as its documentation shows it. A restore runs
-in a process of its own, and its row is the peak of resident memory above that of a process that has everything but the
-state, over the state's size.
+Saves are interleaved, each to an empty directory, all flushed to the disk file by file: *blocked* is what the training
+thread waits, *save* the whole. Peers are Orbax's StandardCheckpointer as its documentation shows it, and Levanter's
+`save_checkpoint`, which writes no digests. A restore runs in a process of its own, and its row is the peak of resident
+memory above that of a process that has everything but the state, over the state's size.
 """
 
 import argparse
@@ -25,50 +26,14 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from flows.checkpoint_state import draw_state, flush_all, place, state_shapes
+from flows.children import Child, peers_directory
 
 from marin_train.certificates import Leaf
 from marin_train.checkpoints.arrays import check_leaves, load_leaves, save_leaves, shares
 from marin_train.checkpoints.snapshots import Snapshots
-from marin_train.durability import flush
 
-WIDTH, LAYERS, VOCAB, INNER = 512, 12, 16384, 1408
-SHAPES = {
-    "embed": (VOCAB, WIDTH),
-    "qkv": (LAYERS, WIDTH, 3 * WIDTH),
-    "out": (LAYERS, WIDTH, WIDTH),
-    "gate": (LAYERS, WIDTH, INNER),
-    "up": (LAYERS, WIDTH, INNER),
-    "down": (LAYERS, INNER, WIDTH),
-    "norm": (LAYERS, WIDTH),
-}
 CADENCE_S = 300.0
-
-
-def place() -> jax.sharding.NamedSharding:
-    """Whole on the first device, as on a mesh of one."""
-    return jax.sharding.NamedSharding(jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec())
-
-
-def state_shapes(copies: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """One copy of the parameters, or three: with Adam's moments."""
-    where = place()
-    return {
-        f"model.{copy}.{name}": jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)
-        for copy in range(copies)
-        for name, shape in SHAPES.items()
-    }
-
-
-def draw_state(copies: int) -> dict[str, jax.Array]:
-    """Random leaves, which do not compress."""
-    shapes = state_shapes(copies)
-    return {name: jax.random.normal(jax.random.key(i), leaf.shape) for i, (name, leaf) in enumerate(shapes.items())}
-
-
-def flush_all(directory: Path) -> None:
-    """Every file and directory on the disk."""
-    for path in (*directory.rglob("*"), directory):
-        flush(path)
 
 
 def save_part(path: Path, leaves: dict[str, jax.Array]) -> None:
@@ -79,7 +44,7 @@ def save_part(path: Path, leaves: dict[str, jax.Array]) -> None:
         digests.result()
 
 
-def measure_saves(state: dict[str, jax.Array], rounds: int) -> dict[str, list[float]]:
+def measure_saves(state: dict[str, jax.Array], rounds: int, *, levanter: Child | None) -> dict[str, list[float]]:
     """Seconds by row, all rows in every round."""
     snapshots = Snapshots()
     seconds: dict[str, list[float]] = {}
@@ -108,7 +73,21 @@ def measure_saves(state: dict[str, jax.Array], rounds: int) -> dict[str, list[fl
                 path = Path(scratch).resolve() / "checkpoint"
                 timed(row, lambda job=job, path=path: job(path))
                 shutil.rmtree(path)
+            if levanter is not None:
+                path = Path(scratch).resolve() / "checkpoint"
+                seconds.setdefault("Levanter save", []).append(levanter.ask(path)["seconds"])
+                shutil.rmtree(path)
     return seconds
+
+
+def start_levanter(copies: int) -> Child | None:
+    """Its writer, holding equal state; None where its environment is not there."""
+    program = peers_directory() / "m312" / "bin" / "python"
+    if not program.exists():
+        return None
+    child = Child.start([str(program), "checkpoints_levanter.py", str(copies)])
+    child.listen()
+    return child
 
 
 def resident(field: str) -> float:
@@ -156,7 +135,11 @@ def main() -> None:
     for title, copies in (("parameters and moments", 3), ("parameters alone", 1)):
         state = draw_state(copies)
         print(f"{title}: {sum(leaf.nbytes for leaf in state.values()) / 1e6:.0f} MB")
-        seconds = measure_saves(state, arguments.rounds)
+        levanter = start_levanter(copies)
+        seconds = measure_saves(state, arguments.rounds, levanter=levanter)
+        if levanter is not None:
+            levanter.close()
+            levanter.wait()
         base = statistics.median(seconds["orbax save"])
         for row, values in seconds.items():
             median = statistics.median(values)

@@ -15,10 +15,7 @@ last tenth; then what starting took, from the command to the end of the first st
 """
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,15 +23,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from flows.children import Child, peers_directory
 from flows.training import Shape, write_tokens
 
-FLOWS = Path(__file__).parent / "flows"
 SHAPES = {
     "7M": Shape(),
     "30M": Shape(hidden=512, layers=8, heads=8, mlp=1408),
     "tiny": Shape(hidden=64, layers=2, heads=1, mlp=128, vocab=512, seq_len=128, batch=2),
 }
-FP32 = "float32-blocked-keep-unroll"
+FP32 = "float32-blocked-full-scan"
 OURS = "ours, as chosen"
 
 
@@ -42,33 +39,22 @@ OURS = "ours, as chosen"
 class Trainer:
     """A process, and what it has said."""
 
-    process: subprocess.Popen[str]
+    child: Child
+    hello: dict[str, Any]
     start: float
-    hello: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, float]] = field(default_factory=list)
     memory_mb: float = 0.0
 
-    def listen(self) -> dict[str, Any]:
-        """Its next line of JSON; raises when it has ended."""
-        assert self.process.stdout
-        for line in self.process.stdout:
-            if line.startswith('{"'):
-                return json.loads(line)
-        raise ChildProcessError(f"ended with status {self.process.wait()}; see above")
-
     def take(self, num_steps: int) -> None:
         """Has it take steps."""
-        assert self.process.stdin
-        self.process.stdin.write(f"{num_steps}\n")
-        self.process.stdin.flush()
-        said = self.listen()
+        said = self.child.ask(num_steps)
         self.steps += said["steps"]
         self.memory_mb = said["memory_mb"]
 
 
 def commands(shape: Shape, scratch: Path) -> dict[str, list[str]]:
     """Of every trainer whose environment is there: what starts it."""
-    where = Path(os.environ.get("MARIN_BENCH_PEERS") or "/nonexistent").expanduser()
+    where = peers_directory()
     common, weights = [str(shape), str(scratch / "tokens.npy")], str(scratch / f"weights-{shape.layers}.npz")
     found = {
         OURS: [sys.executable, "training_ours.py", *common, weights, "auto"],
@@ -84,26 +70,18 @@ def commands(shape: Shape, scratch: Path) -> dict[str, list[str]]:
 def launch(command: list[str], scratch: Path) -> Trainer:
     """Starts a trainer and waits for its first step, alone on the machine."""
     begun = time.perf_counter()
-    program, script, *rest = command
-    process = subprocess.Popen(
-        [program, str(FLOWS / script), *rest],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=scratch,
-        # No choice of an earlier measurement is at hand.
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "MARIN_CACHE": str(scratch / "cache")},
-    )  # fmt: skip
-    trainer = Trainer(process, 0.0)
-    trainer.hello = trainer.listen()
-    trainer.start = time.perf_counter() - begun
-    return trainer
+    # No choice of an earlier measurement is at hand.
+    child = Child.start(command, cwd=scratch, env={"MARIN_CACHE": str(scratch / "cache")})
+    hello = child.listen()
+    return Trainer(child, hello, time.perf_counter() - begun)
 
 
 def stop(trainers: dict[str, Trainer]) -> None:
-    """Ends them: their input is over."""
+    """Ends them."""
     for trainer in trainers.values():
-        assert trainer.process.stdin
-        trainer.process.stdin.close()
+        trainer.child.close()
     for trainer in trainers.values():
-        trainer.process.wait(60)
+        trainer.child.wait()
 
 
 def show(trainers: dict[str, Trainer]) -> None:

@@ -1,7 +1,7 @@
 """How this machine computes a step fastest: chosen by measuring, named, recorded, and reused on resume.
 
 A policy changes the speed and the rounding of a step, never its meaning. Which one is fastest follows from matrix
-units, cache sizes and the compiler, so it is measured at a run's first start and never guessed from a platform's name.
+units, cache sizes and the compiler, so it is measured at a run's first start and not guessed from a machine's name.
 Two measurements can differ and so can the last digits of two policies: a run therefore records its policy, and a
 resume takes the recorded one, which keeps its losses bitwise equal.
 """
@@ -41,9 +41,6 @@ REPEATING_SECONDS = 0.5
 MARGIN = 0.02
 """A candidate must be faster by this share than those before it in their order: what is closer is noise, and taking the
 first then gives equal runs equal policies."""
-
-UNROLLED_LAYERS = 8
-"""More layers are not unrolled: compiling them would take longer the more there are, for a few percent of a step."""
 
 PROBE_TOKENS = 2048
 """Tokens in a probe at most: enough to fill the machine."""
@@ -156,14 +153,14 @@ def candidates(config: "TrainConfig", *, operands: Precision, platform: str) -> 
         config: the run.
         operands: the type whose products are fastest.
         platform: jax's name of the backend, ``cpu``, ``gpu`` or ``tpu``: only there do some kernels exist. On the
-            latter two, which have element-wise bfloat16, activations are as narrow as operands; and a stack of two
-            layers says nothing about what would fit, so that layers are recomputed. A pipeline's stages leave other
-            axes to the compiler, which cannot share out a kernel of Mosaic's.
+            latter two, which have element-wise bfloat16, activations are as narrow as operands. A CPU is left one:
+            caches are small there, and to compute a layer again takes less than to write what it made and read it
+            back. Two layers do not show that, nor what would fit elsewhere, so that no candidate keeps everything; and
+            unrolled layers gain a few percent of a step for a compilation that grows with their number. A pipeline's
+            stages leave other axes to the compiler, which cannot share out a kernel of Mosaic's.
     """
     if platform == "cpu":
-        looped = Policy(operands=operands, attention="blocked", remat="full", scan=True)
-        straight = Policy(operands=operands, attention="blocked", remat="keep", scan=False)
-        return [looped, straight] if config.model.num_layers <= UNROLLED_LAYERS else [looped]
+        return [Policy(operands=operands, attention="blocked", remat="full", scan=True)]
     kernel: Backend = "splash" if platform == "tpu" else "dot_product"
     dispatches: tuple[Dispatch, ...] = ("block",) if config.model.moe is None else ("ragged", "block")
     return [

@@ -64,7 +64,8 @@ def balance(
     """See `marin_train.moe.balance.Rule`. Fewer than 2**31 tokens times ``top_k`` are counted exactly."""
     assert bias is not None
     biased = jax.lax.stop_gradient(scores + bias)
-    best, chosen = jax.lax.top_k(biased, min(config.top_k + 1, config.num_experts))
+    # XLA's CPU backend knows a top-k whose results are taken as they are; of one that is sliced it sorts everything.
+    best, chosen = jax.lax.optimization_barrier(jax.lax.top_k(biased, min(config.top_k + 1, config.num_experts)))
     # Where a token sees all experts there is no threshold, and nothing to balance.
     threshold = best[..., -1:]
     counts = _count(_in_units(threshold - biased), valid)

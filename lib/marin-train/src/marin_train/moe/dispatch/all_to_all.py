@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from marin_train.moe.dispatch.admission import AXIS, Admitted
-from marin_train.moe.dispatch.rows import collect, lay_out, ranks, spread
+from marin_train.moe.dispatch.rows import collect, lay_out, ranks, spread, spread_weights
 from marin_train.moe.routing import Routes
 
 Compute = Callable[[Float[Array, "rows width"], Routes], tuple[Float[Array, "rows width"], Int[Array, ""]]]
@@ -50,5 +50,6 @@ def travel_at_once(
 
     arrived = exchange(spread(x, layout))
     experts = exchange(numbers[layout.route_of_row])[:, None]
-    results, computed = compute(arrived, Routes(experts, (experts < num_here).astype(jnp.float32)))
-    return collect(exchange(results), routes.weights, layout), computed
+    weights = exchange(spread_weights(routes.weights, layout))[:, None]
+    results, computed = compute(arrived, Routes(experts, weights))
+    return collect(exchange(results), layout), computed

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from marin_train.blocks.mlp import gated
-from marin_train.moe.dispatch.rows import collect, lay_out, ranks, spread
+from marin_train.moe.dispatch.rows import collect, lay_out, ranks, spread, spread_weights, weighed
 from marin_train.moe.experts import Experts
 from marin_train.moe.routing import Routes
 from marin_train.policy import Policy
@@ -36,8 +36,8 @@ def compute_groups(
     layout = lay_out(jnp.where(expert < num_experts, row, expert.size), expert.size)
     rows = spread(x, layout)
     gate, up = (_grouped(policy, str(x.dtype), rows, matrix, load) for matrix in (experts.gate, experts.up))
-    results = _grouped(policy, str(x.dtype), gated(gate, up, "silu"), experts.down, load)
-    return collect(results, routes.weights, layout), jnp.sum(load)
+    hidden = weighed(gated(gate, up, "silu"), spread_weights(routes.weights, layout))
+    return collect(_grouped(policy, str(x.dtype), hidden, experts.down, load), layout), jnp.sum(load)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

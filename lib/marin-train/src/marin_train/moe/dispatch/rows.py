@@ -2,6 +2,9 @@
 
 Rows are moved by gathers in both directions: a row knows its token, and a route knows its row, so that neither pass
 scatters. The derivative of a move is the other move.
+
+A row carries its route's weight, and experts apply it where they are narrowest, before they project back: results are
+then added as they are, and no pass backwards wants them again.
 """
 
 from typing import NamedTuple
@@ -51,34 +54,38 @@ def _spread_forward(x: Array, layout: Layout) -> tuple[Array, Layout]:
 
 
 def _spread_backward(layout: Layout, slope: Array) -> tuple[Array, None]:
-    return jnp.sum(_taken(slope, layout.row_of_route), axis=1), None
+    return collect(slope, layout), None
 
 
 spread.defvjp(_spread_forward, _spread_backward)
 
 
+def spread_weights(weights: Float[Array, "tokens slots"], layout: Layout) -> Float[Array, " rows"]:
+    """The weight of each row's route; 0 in rows without one."""
+    by_route = Layout(layout.row_of_route.reshape(-1, 1), layout.route_of_row)
+    return spread(weights.reshape(-1, 1), by_route)[:, 0]
+
+
 @jax.custom_vjp
-def collect(
-    rows: Float[Array, "rows width"], weights: Float[Array, "tokens slots"], layout: Layout
-) -> Float[Array, "tokens width"]:
-    """The weighted sum of each token's rows."""
-    return jnp.sum(weights[..., None] * _taken(rows, layout.row_of_route), axis=1).astype(rows.dtype)
+def collect(rows: Float[Array, "rows width"], layout: Layout) -> Float[Array, "tokens width"]:
+    """The sum of each token's rows."""
+    return jnp.sum(_taken(rows, layout.row_of_route), axis=1)
 
 
-def _collect_forward(rows: Array, weights: Array, layout: Layout) -> tuple[Array, tuple[Array, Array, Layout]]:
-    return collect(rows, weights, layout), (rows, weights, layout)
+def _collect_forward(rows: Array, layout: Layout) -> tuple[Array, Layout]:
+    return collect(rows, layout), layout
 
 
-def _collect_backward(kept: tuple[Array, Array, Layout], slope: Array) -> tuple[Array, Array, None]:
-    rows, weights, layout = kept
-    slots = weights.shape[1]
-    of_row = _taken(weights.reshape(-1, 1), layout.route_of_row)
-    back = (of_row * _taken(slope, layout.route_of_row // slots)).astype(rows.dtype)
-    wide = _taken(rows, layout.row_of_route).astype(jnp.float32)
-    return back, jnp.einsum("td,tsd->ts", slope.astype(jnp.float32), wide), None
+def _collect_backward(layout: Layout, slope: Array) -> tuple[Array, None]:
+    return spread(slope, layout), None
 
 
 collect.defvjp(_collect_forward, _collect_backward)
+
+
+def weighed(rows: Float[Array, "*rows width"], weights: Float[Array, "*rows"]) -> Float[Array, "*rows width"]:
+    """Rows times their weights, in the rows' type."""
+    return (weights[..., None] * rows).astype(rows.dtype)
 
 
 def _taken(values: Float[Array, "n width"], index: Int[Array, "..."]) -> Float[Array, "... width"]:
