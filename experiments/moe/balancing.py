@@ -55,7 +55,7 @@ def build(
     seeds: int | None = None,
     steps: int | None = None,
     learning_rate: float = 1e-2,
-    policy: str = "float32-blocked-keep-unroll",
+    policy: str = "float32-blocked-full-scan",
     tiny: bool = False,
 ) -> list[Step]:
     """Every rule from every seed, and the comparison.

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from marin_train import Component, DataConfig, ModelConfig, RopeScaling, TrainConfig, models, train
 from marin_train.checkpoints import load_model
+from marin_train.configs import MoEConfig
 from marin_train.hf import load_hf, save_hf
 from marin_train.models import decoder
 from marin_train.parameters import init_model
@@ -52,6 +53,22 @@ DRAWN = {
         global_every=2,
         local_rope_theta=10_000.0,
         rope_scaling=RopeScaling(kind="linear", factor=8.0),
+        **SHAPE,
+    ),
+    "drawn-mixtral": ModelConfig(
+        family="mixtral",
+        vocab_size=71,
+        max_seq_len=64,
+        vocab_multiple=16,
+        moe=MoEConfig(num_experts=6, top_k=3, expert_dim=20, balance="none"),
+        **SHAPE | {"mlp_dim": 0, "head_dim": 4},
+    ),
+    "drawn-qwen3-moe": ModelConfig(
+        family="qwen3_moe",
+        vocab_size=73,
+        max_seq_len=64,
+        vocab_multiple=16,
+        moe=MoEConfig(num_experts=5, top_k=2, expert_dim=20, num_dense_layers=1, renormalise=False, balance="switch"),
         **SHAPE,
     ),
 }

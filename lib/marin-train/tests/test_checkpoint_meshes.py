@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from marin_train.configs import TrainConfig, to_dict
+from marin_train.configs import ModelConfig, MoEConfig, TrainConfig, to_dict
 from marin_train.tracking import read_metrics
 
 CHILD = """
@@ -79,11 +79,28 @@ print(json.dumps(told))
 """
 
 
-@pytest.fixture(scope="module")
-def told(tiny_config: Callable[..., TrainConfig], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+EXPERTS = ModelConfig(
+    family="qwen3_moe",
+    vocab_size=64,
+    hidden_dim=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    mlp_dim=0,
+    max_seq_len=32,
+    moe=MoEConfig(num_experts=4, top_k=2, expert_dim=8),
+)
+
+
+@pytest.fixture(scope="module", params=["dense", "experts"])
+def told(
+    request: pytest.FixtureRequest, tiny_config: Callable[..., TrainConfig], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """What the process found, and the losses of its two runs."""
     out = tmp_path_factory.mktemp("meshes")
-    command = [sys.executable, "-c", CHILD, json.dumps(to_dict(tiny_config(batch_size=8))), str(out)]
+    config = tiny_config(batch_size=8, **({"model": EXPERTS} if request.param == "experts" else {}))
+    command = [sys.executable, "-c", CHILD, json.dumps(to_dict(config)), str(out)]
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr

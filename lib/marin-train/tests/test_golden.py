@@ -15,6 +15,7 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,15 +24,21 @@ from marin_train import presets
 from marin_train.configs import Component, DataConfig, MeshConfig, ModelConfig, OptimizerConfig, TrainConfig
 
 GOLDEN = Path(__file__).parent / "golden"
-NAMES = ("llama_nano", "qwen3_nano", "gemma3_nano")
+NAMES = ("llama_nano", "qwen3_nano", "gemma3_nano", "qwen3_moe_nano", "marin_moe_nano")
 VOCAB_SIZE, SEQ_LEN, STEPS = 64, 24, 50
 POLICY = "float32-reference-keep-scan"
 
 
 def shrunk(name: str) -> ModelConfig:
     model: ModelConfig = getattr(presets, name)()
-    changes: dict[str, int] = {"vocab_size": VOCAB_SIZE, "hidden_dim": 32, "num_layers": 3, "num_heads": 4}
+    changes: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "hidden_dim": 32, "num_layers": 3, "num_heads": 4}
     changes |= {"num_kv_heads": 2, "head_dim": 8, "mlp_dim": 64, "max_seq_len": SEQ_LEN}
+    if model.moe is not None:
+        latent = {"latent_dim": 16, "shared_dim": 16} if model.moe.latent_dim is not None else {}
+        experts = dataclasses.replace(model.moe, num_experts=4, expert_dim=16, **latent)
+        changes |= {"mlp_dim": 0, "moe": experts}
+    if model.rotary_dim is not None:
+        changes |= {"rotary_dim": 4, "norm_gate_dim": 8}
     if model.sliding_window is not None:
         changes |= {"sliding_window": 8, "global_every": 3}
     return dataclasses.replace(model, **changes)

@@ -123,8 +123,8 @@ def _backward(policy: Policy, kept: Any, slope: Array) -> tuple[Array, Array, Ex
 
     def turn(block: Array, sums: tuple[Array, Array, Experts]) -> tuple[Array, Array, Experts]:
         at = _place(further, block, num_slots=weights.shape[1])
-        _, pull = jax.vjp(partial(_results, policy=policy), *_taken(at, x, weights, experts))
-        for_rows, for_weights, for_matrices = pull(slope.at[at.token].get(mode="fill", fill_value=0)[None])
+        _, pull_block = jax.vjp(partial(_results, policy=policy), *_taken(at, x, weights, experts))
+        for_rows, for_weights, for_matrices = pull_block(slope.at[at.token].get(mode="fill", fill_value=0)[None])
         return (
             sums[0].at[at.token].add(for_rows[0], mode="drop"),
             sums[1].at[at.token, at.slot].add(for_weights[0], mode="drop"),
