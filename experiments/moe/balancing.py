@@ -1,6 +1,6 @@
 """Does a mixture of experts stay balanced without paying for it in loss? Quantile Balancing against its rivals.
 
-    uv run experiments/moe/balancing.py                            # about half an hour on 2 cores; again: nothing to do
+    uv run experiments/moe/balancing.py                            # under 40 minutes on 2 cores; again: nothing to do
     uv run experiments/moe/balancing.py --tiny                     # all of it, so small that it takes two minutes
     uv run experiments/moe/balancing.py --rules quantile sign      # some rules alone; what is trained already is reused
     uv run experiments/moe/balancing.py --plan                     # what would run, and why

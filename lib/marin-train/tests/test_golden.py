@@ -1,7 +1,8 @@
 """Loss curves of 50 steps, one for each small preset, held against recorded ones: a change of results shows.
 
 On the machine and versions that recorded a curve (`fingerprint`) losses are compared bit by bit; elsewhere the compiler
-orders sums otherwise, and they are compared to a thousandth. Presets are shrunk in width and depth, and keep what makes
+orders sums otherwise, and they are compared to a thousandth. Where there are experts, a rounded score may there lead a
+token to another one, and losses part from then on: means of ten steps are compared, to a tenth. Presets are shrunk in width and depth, and keep what makes
 them themselves.
 
 Where a change is meant to change results, record them anew:
@@ -90,7 +91,11 @@ def test_a_presets_losses_are_the_recorded_ones(name: str) -> None:
     actual = curve(name)
     if recorded["fingerprint"] == fingerprint():
         assert [loss.hex() for loss in actual] == recorded["losses"]
-    np.testing.assert_allclose(actual, expected, rtol=1e-3)
+    if shrunk(name).moe is None:
+        np.testing.assert_allclose(actual, expected, rtol=1e-3)
+    else:
+        means = [np.reshape(losses, (-1, 10)).mean(axis=1) for losses in (actual, expected)]
+        np.testing.assert_allclose(*means, rtol=0.1)
     # A curve that does not go down would hold a broken step against itself.
     assert np.mean(actual[-5:]) < 0.8 * actual[0]
 
