@@ -2,8 +2,8 @@
 
 On the machine and versions that recorded a curve (`fingerprint`) losses are compared bit by bit; elsewhere the compiler
 orders sums otherwise, and they are compared to a thousandth. Where there are experts, a rounded score may there lead a
-token to another one, and losses part from then on: means of ten steps are compared, to a tenth. Presets are shrunk in width and depth, and keep what makes
-them themselves.
+token to another one, and losses part from then on: means of ten steps are compared, to a tenth. Presets are shrunk in
+width and depth, and keep what makes them themselves.
 
 Where a change is meant to change results, record them anew:
 

@@ -26,6 +26,9 @@ _LOADS = [[0, "#000000"], [1e-4, "#000000"], [1e-4, "#2166ac"], [0.5, "#f7f7f7"]
 _LOGARITHMIC = frozenset({"max_vio", "bias_drift"})
 """Figures that come down by factors."""
 
+_TICKS = [float(f"{digit}e{power}") for power in range(-6, 4) for digit in (1, 2, 5)]
+"""What is told beside their axes: of a logarithmic axis's own ticks, most are told by their first digit alone."""
+
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1240px; margin: 1.5rem auto;
   padding: 0 1rem; }
@@ -146,7 +149,7 @@ def _by_layer(history: RoutingHistory, name: str, axis: str, *, top: float | Non
     if top:
         figure.add_hline(y=top, line_dash="dot", annotation_text="equal", annotation_position="top left")
     if name in _LOGARITHMIC and all(value is None or value > 0 for value in over):  # there, 0 has no place
-        figure.update_yaxes(type="log", dtick="D2")
+        figure.update_yaxes(type="log", tickvals=_TICKS, ticktext=[f"{tick:g}" for tick in _TICKS])
     elif name == "load_entropy":
         figure.update_yaxes(autorangeoptions_clipmax=1.002)
     else:

@@ -23,7 +23,7 @@ _STRETCH = 1000
 
 
 _LARGEST = 1e100
-_MAX_KEYS = 6
+_MAX_KEYS = 8
 """Lines that colours tell apart; of more, the readout names the one under the pointer."""
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -217,7 +217,9 @@ def _line(points: Sequence[tuple[float, float | None]], scale: _Scale, index: in
         at = f"{_STRETCH * scale.x(x):.1f} {_STRETCH * scale.y(y):.1f}"
         path.append(f"M{at}h0" if pen == "M" else f"L{at}")
         pen = "L"
-    return element("path", d="".join(path), class_=f"line series-{index % 6}", vector_effect="non-scaling-stroke")
+    return element(
+        "path", d="".join(path), class_=f"line series-{index % _MAX_KEYS}", vector_effect="non-scaling-stroke"
+    )
 
 
 def _rounded(points: Sequence[tuple[float, float | None]]) -> list[list[float | None]]:
@@ -226,7 +228,7 @@ def _rounded(points: Sequence[tuple[float, float | None]]) -> list[list[float | 
 
 def _caption(title: str, lines: Sequence[tuple[str, Sequence[tuple[float, float | None]]]]) -> Markup:
     legend = (
-        [element("span", name, class_=f"key series-{index % 6}") for index, (name, _) in enumerate(lines)]
+        [element("span", name, class_=f"key series-{index % _MAX_KEYS}") for index, (name, _) in enumerate(lines)]
         if 1 < len(lines) <= _MAX_KEYS
         else None
     )

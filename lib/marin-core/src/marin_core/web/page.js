@@ -141,7 +141,7 @@ function followPointer(plot) {
     const series = JSON.parse(plot.dataset.series);
     const marks = shape("g", { "aria-hidden": "true" }, plot);
     const cross = shape("line", { class: "cross", y1: 0, y2: "100%" }, marks);
-    const dots = series.map((_, index) => shape("circle", { class: `dot series-${index % 6}`, r: 4 }, marks));
+    const dots = series.map((_, index) => shape("circle", { class: `dot series-${index % 8}`, r: 4 }, marks));
     return { series, marks, cross, dots, range: JSON.parse(plot.dataset.range) };
   }
 
